@@ -11,11 +11,9 @@ from __future__ import annotations
 
 import functools
 import os
-import platform
 import sys
 import time
 from collections.abc import Callable, Iterable
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +21,8 @@ import ml_dtypes
 import mlx.core as mx
 import numpy as np
 import torch
+from machine import machine
+from tables import show, table
 
 from blobstore import kernels
 
@@ -75,21 +75,6 @@ def rate_from_memory(run: Callable[[int], object]) -> float:
             run(i)
 
     return INPUTS * BYTES / 1e9 / min(seconds(run_all) for _ in range(3))
-
-
-def machine() -> str:
-    """Return processor and versions in one line."""
-    info = Path("/proc/cpuinfo")
-    model = "unknown processor"
-    if info.exists():
-        names = [
-            line.split(":")[1].strip()
-            for line in info.read_text().splitlines()
-            if line.startswith("model name")
-        ]
-        model = names[0] if names else model
-    packages = ", ".join(f"{name} {version(name)}" for name in ("mlx", "numpy", "torch"))
-    return f"{model}, {platform.machine()}, Python {platform.python_version()}, {packages}"
 
 
 def measure(
@@ -173,8 +158,7 @@ def measure_blocks(names: Iterable[str]) -> None:
     others = rates_of_others(codes, scales)
     inputs = [codes.copy() for _ in range(INPUTS)]
     outputs = [np.zeros(codes.size, ml_dtypes.bfloat16) for _ in range(INPUTS)]
-    show(BLOCK_HEADINGS)
-    show("---" for _ in BLOCK_HEADINGS)
+    table(*BLOCK_HEADINGS)
     for name in names:
         options: dict[str, Any] = {"run": run, "kernel": kernels.KERNELS[name]}
 
@@ -192,11 +176,6 @@ def measure_blocks(names: Iterable[str]) -> None:
         show((name, f"{memory:.2f}", f"{cached:.2f}", f"{new:.2f}", *ratios))
 
 
-def show(cells: Iterable[str]) -> None:
-    """Print one row of a Markdown table."""
-    print(f"| {' | '.join(cells)} |", flush=True)
-
-
 def main(*chosen: str) -> None:
     """Print the table for the kernels named, or for all native ones."""
     weights = (
@@ -209,13 +188,13 @@ def main(*chosen: str) -> None:
         "from memory": rate_from_memory(lambda i: np.copyto(places[i], inputs[i])),
     }
     theirs = {case: rate_of_mlx(case, weights) for case in CASES}
-    print(f"{machine()}; one thread; GB/s of BF16, {SHAPE[0]} x {SHAPE[1]}.")
+    print(machine(Path(), ("mlx", "numpy", "torch")))
+    print(f"One thread; GB/s of BF16, {SHAPE[0]} x {SHAPE[1]}.")
     print(
         f"A copy (memcpy): {copies['from memory']:.1f} from memory, {copies['in cache']:.1f} "
         "in cache.\n"
     )
-    show(HEADINGS)
-    show("---" for _ in HEADINGS)
+    table(*HEADINGS)
     names = chosen or [name for name in kernels.KERNELS if name not in ("native", "reference")]
     for kernel in names:
         for case in CASES:

@@ -22,12 +22,11 @@ def machine(work: Path, packages: Iterable[str] = ("mlx", "mlx-lm", "numpy")) ->
     """Return processor, load, disk of the folder ``work``, and versions."""
     facts = cpuinfo()
     flags = set((facts.get("flags") or facts.get("Features") or "").split())
-    clock = clock_mhz()
     memory_gb = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1e9
     return (
         f"{facts.get('model name', platform.machine())}"
         f" ({' '.join(flag for flag in FLAGS if flag in flags) or 'no known flags'})"
-        f"{f' at {clock:.0f} MHz' if clock else ''}, {threads(None)} cores, "
+        f", {threads(None)} cores, "
         f"load {os.getloadavg()[0]:.1f}, {memory_gb:.0f} GB of memory, "
         f"{platform.system()} {platform.release()}\n"
         f"disk: {disk_of(work)}\n"
@@ -43,15 +42,6 @@ def cpuinfo() -> dict[str, str]:
     first = CPUINFO.read_text().split("\n\n", 1)[0]
     pairs = (line.split(":", 1) for line in first.splitlines() if ":" in line)
     return {key.strip(): value.strip() for key, value in pairs}
-
-
-def clock_mhz() -> float | None:
-    """Return the clock's frequency, MHz, or None if it is unknown.
-
-    It may change from moment to moment; a virtual machine shows the nominal one.
-    """
-    found = cpuinfo().get("cpu MHz")
-    return None if found is None else float(found)
 
 
 def disk_of(work: Path) -> str:

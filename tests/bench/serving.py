@@ -1,6 +1,6 @@
-"""`blobstore serve`: times of its answers, 200 clients at once, and its memory when idle.
+"""`blobstore serve`: times of its answers, and its memory when idle.
 
-`python tests/bench/serving.py [--tensors N] [--models N] [--clients N] [--folder F]` makes a store
+`python tests/bench/serving.py [--tensors N] [--models N] [--folder F]` makes a store
 of N small models, and one with two models of N tensors, each tensor in a blob of its own, or 64 in
 each; serves each in a process of its own; and prints a Markdown table of the times at the client,
 over loopback. ``first``: nothing is known of the store. ``restarted``: another server has listed
@@ -17,7 +17,6 @@ import statistics
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -35,7 +34,6 @@ from blobstore import open_store
 
 LIST_S, PAGE_S, IDLE_MB = 0.2, 0.3, 120
 ROUNDS = 20
-EACH = 10
 FORMS = {"single": 1, "many": 64}
 
 
@@ -123,36 +121,6 @@ def measure_pages(root: Path, tensors: int) -> None:
         row("resident memory when idle", server.idle_mb(), IDLE_MB, "MB")
 
 
-def measure_clients(root: Path, clients: int) -> None:
-    """Print what many clients at once get."""
-    targets = ["/api/models", *page("single"), "/api/damage", "/api/openapi.json"]
-    times: list[float] = []
-    errors: list[BaseException] = []
-    ready = threading.Barrier(clients)
-    with serving(root) as server:
-        server.seconds(page("single"))
-
-        def client(number: int) -> None:
-            ready.wait()
-            for turn in range(EACH):
-                start = time.perf_counter()
-                try:
-                    server.get(targets[(number + turn) % len(targets)])
-                except (AssertionError, OSError, http.client.HTTPException) as error:
-                    errors.append(error)
-                times.append(time.perf_counter() - start)
-
-        threads = [threading.Thread(target=client, args=(number,)) for number in range(clients)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        row(f"errors of {clients} clients, {EACH} answers each", len(errors), 0, "errors")
-        row("their median", statistics.median(times), None, "s")
-        row("their slowest", max(times), None, "s")
-        row("resident memory after them", server.idle_mb(), IDLE_MB, "MB")
-
-
 def main() -> None:
     """Print the table."""
     parser = argparse.ArgumentParser(
@@ -160,7 +128,6 @@ def main() -> None:
     )
     parser.add_argument("--tensors", type=int, default=50_000)
     parser.add_argument("--models", type=int, default=1000)
-    parser.add_argument("--clients", type=int, default=200)
     parser.add_argument("--folder", type=Path, help="where the stores are made")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="blobstore-serving-", dir=arguments.folder) as folder:
@@ -171,7 +138,6 @@ def main() -> None:
         table("answer", "measured", "goal", "reached")
         measure_list(many, arguments.models)
         measure_pages(large, arguments.tensors)
-        measure_clients(large, arguments.clients)
 
 
 if __name__ == "__main__":

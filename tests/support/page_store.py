@@ -26,7 +26,7 @@ DENSE, BETTER, WIDER, MIXTURE = (
     "pycode-moe-5m:nvfp4",
 )
 LARGE, HOSTILE, BROKEN = "large:int4", "hostile:int4", "broken:latest"
-TENSORS = 50_000
+TENSORS = 20_000
 
 HOSTILE_NAMES = (
     "<img src=x onerror=alert(1)>",

@@ -1,0 +1,482 @@
+"""The pages of ``blobstore serve`` in Chromium: what they show, keyboard, addresses, faults."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from support import PYCODE
+from support.browser import NARROW, WIDE, Theme, Watched, watched
+from support.commands import damage_largest_blob
+from support.page_store import (
+    BETTER,
+    BROKEN,
+    DENSE,
+    HOSTILE,
+    HOSTILE_NAMES,
+    HOSTILE_TEXTS,
+    LARGE,
+    MIXTURE,
+    TENSORS,
+    WIDER,
+    served,
+)
+
+import blobstore
+from blobstore.cli.output import printable, shape
+from blobstore.store.local.store import open_store
+from blobstore.views.quantities import count, size
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser, Page
+
+pytestmark = pytest.mark.lab
+
+GATE = "model.layers.0.mlp.gate_proj.weight"
+DOWN = "model.layers.0.mlp.down_proj.weight"
+
+
+def names(page: Page, grid: str = ".grid-row") -> list[str]:
+    """Return the models or tensors that are drawn, from top to bottom."""
+    rows = page.locator(grid).all()
+    placed = [(int(row.get_attribute("aria-rowindex") or 0), row) for row in rows]
+    return [
+        row.locator(".name a").inner_text() for _, row in sorted(placed, key=lambda one: one[0])
+    ]
+
+
+def tensors(page: Page) -> list[str]:
+    return names(page, ".tensors-grid .grid-row")
+
+
+def row_of(page: Page, name: str) -> list[str]:
+    """Return the cells of a model's row."""
+    row = page.locator(".grid-row", has=page.get_by_role("link", name=name, exact=True))
+    return [cell.strip() for cell in row.locator(".cell").all_inner_texts()]
+
+
+# All models
+
+
+def test_models_are_listed_as_the_command_line_lists_them(site: Watched) -> None:
+    page = site.open("/")
+    site.expect(page).to_have_title("Models · blobstore")
+    dense = row_of(page, DENSE)
+    assert dense[1:6] == [DENSE, "54949e931783", "5.98 MB", "int4", "5.25M"]
+    assert row_of(page, MIXTURE)[3:6] == ["5.3 MB", "nvfp4", "5.05M"]
+    assert page.get_by_role("status").first.inner_text() == "7 models"
+    cells = row_of(page, BROKEN)
+    assert "broken" in cells
+    assert "manifest" in cells[1] or "JSON" in cells[1]
+    site.expect(page.get_by_label(f"Compare {BROKEN}")).to_be_disabled()
+    page.get_by_label(f"Compare {DENSE}", exact=True).check()
+    page.get_by_label(f"Compare {MIXTURE}", exact=True).check()
+    page.get_by_role("link", name="Compare", exact=True).last.click()
+    page.wait_for_url("**/compare?model=pycode-5m%3Aint4&model=pycode-moe-5m%3Anvfp4")
+    site.settle()
+    command = f"blobstore quality {MIXTURE} --against SOURCE"  # not measured yet
+    site.expect(page.get_by_text(command)).to_be_visible()
+
+
+def test_a_filter_is_in_the_address(site: Watched) -> None:
+    page = site.open("/")
+    page.keyboard.press("/")
+    page.keyboard.type("moe NVFP4")
+    assert names(page) == [MIXTURE]
+    page.wait_for_url("**/?filter=moe+NVFP4")
+    page.reload()
+    site.settle()
+    assert names(page) == [MIXTURE]
+    page.get_by_label("Filter models").press("Escape")
+    site.expect(page.locator("#count")).to_have_text("7 models")
+    assert len(names(page)) == 7
+    page.get_by_label("Filter models").fill("there is none")
+    site.expect(page.get_by_text("No model matches this filter.")).to_be_visible()
+
+
+def test_columns_sort_and_back_takes_it_back(site: Watched) -> None:
+    page = site.open("/")
+    newest_first = names(page)
+    sized = page.get_by_role("columnheader", name="Size")
+    sized.get_by_role("button").click()
+    site.expect(sized).to_have_attribute("aria-sort", "descending")
+    largest = names(page)
+    assert largest[-1] == BROKEN
+    sized.get_by_role("button").click()
+    site.expect(sized).to_have_attribute("aria-sort", "ascending")
+    smallest = names(page)
+    assert (smallest[0], smallest[-2:]) == (HOSTILE, [LARGE, BROKEN])
+    page.go_back()
+    site.expect(sized).to_have_attribute("aria-sort", "descending")
+    assert names(page) == largest
+    page.go_back()
+    site.expect(sized).not_to_have_attribute("aria-sort", "descending")
+    assert names(page) == newest_first
+    page.get_by_role("columnheader", name="Name").get_by_role("button").click()
+    assert names(page) == sorted(names(page))
+
+
+def test_the_keyboard_reaches_everything(site: Watched) -> None:
+    page = site.open("/", sort="name")
+    page.keyboard.press("Tab")
+    site.expect(page.locator(":focus")).to_have_text("Skip to content")
+    page.keyboard.press("Enter")
+    site.expect(page.locator("#main")).to_be_focused()
+    page.keyboard.press("Tab")
+    site.expect(page.locator("#filter")).to_be_focused()
+    for _ in range(8):  # six sorting buttons, and the first row's box, which is broken's: disabled
+        if page.locator(".grid-row a:focus").count():
+            break
+        page.keyboard.press("Tab")
+    shown = names(page)
+    site.expect(page.locator(":focus")).to_have_text(shown[0])
+    page.keyboard.press("ArrowDown")
+    page.keyboard.press("ArrowDown")
+    site.expect(page.locator(":focus")).to_have_text(shown[2])
+    page.keyboard.press("End")
+    site.expect(page.locator(":focus")).to_have_text(shown[-1])
+    page.keyboard.press("Home")
+    page.keyboard.press("ArrowDown")
+    page.keyboard.press("Enter")
+    page.wait_for_url("**/model?name=*")
+    assert page.get_by_role("heading", level=1).inner_text() == shown[1]
+
+
+def test_the_theme_is_the_systems_until_it_is_switched(browser: Browser, origin: str) -> None:
+    background = "getComputedStyle(document.documentElement).backgroundColor"
+    with watched(browser, origin, theme="dark") as dark:
+        page = dark.open("/")
+        night = page.evaluate(background)
+        switch = page.get_by_role("button", name="Dark theme")
+        dark.expect(switch).to_have_attribute("aria-pressed", "true")
+        switch.click()
+        day = page.evaluate(background)
+        assert day != night
+        page = dark.open("/model", name=DENSE)  # another page knows it
+        assert page.evaluate(background) == day
+        plot = page.locator("#treemap svg")
+        dark.expect(plot).to_have_css("background-color", "rgb(255, 255, 255)")
+        page.get_by_role("button", name="Dark theme").click()
+        assert page.evaluate(background) == night
+
+
+def test_an_empty_store_names_the_next_command(browser: Browser, tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    with (
+        served(open_store(tmp_path / "empty"), tmp_path) as empty,
+        watched(browser, empty) as found,
+    ):
+        for path in ("/", "/usage", "/compare"):
+            page = found.open(path)
+            found.expect(page.get_by_text("blobstore import FOLDER")).to_be_visible()
+            assert found.violations() == []
+
+
+# One model
+
+
+def fact(page: Page, name: str) -> str:
+    """Return the value of a fact in the summary."""
+    return page.locator("#summary dt", has_text=name).locator("xpath=../dd").inner_text()
+
+
+def test_the_summary_is_that_of_show(site: Watched) -> None:
+    page = site.open("/model", name=DENSE)
+    site.expect(page).to_have_title(f"{DENSE} · blobstore")
+    site.expect(
+        page.get_by_text("Qwen3ForCausalLM · 5.25M parameters · int4 · 5.98 MB")
+    ).to_be_visible()
+    assert fact(page, "Context length") == "1,024"
+    assert fact(page, "ID").startswith("sha256:54949e93178345bc")
+    assert fact(page, "Capabilities").split() == ["completion"]
+    site.expect(page.get_by_text("runs in mlx-lm")).to_be_visible()
+    weights = page.locator("#weights tbody tr").all_inner_texts()
+    assert weights == ["int8\t2.1M\t2.23 MB\t39.5%", "BF16\t1.05M\t2.1 MB\t37.3%", "int4\t2.1M\t1.31 MB\t23.2%"]  # fmt: skip # noqa: E501
+
+
+def test_a_click_in_the_treemap_lists_its_tensors(site: Watched) -> None:
+    page = site.open("/model", name=DENSE)
+    picture = page.locator("#treemap [role=img]")
+    assert "int8/64 39.5%" in (picture.get_attribute("aria-label") or "")
+    site.point_at(page.locator("#treemap .mark-rect path").first)
+    site.expect(page.locator(".tip")).to_have_text("lm_head\nint8/64, 1 tensor, 1.11 MB (19.7%)")
+    found = page.locator("#found")
+    site.expect(found).to_have_text("47 tensors, 5.64 MB")
+    page.locator("#treemap .mark-rect path").nth(3).click()
+    site.expect(found).to_have_text("1 of 47 tensors, 512 B")
+    assert tensors(page) == ["model.layers.0.input_layernorm.weight"]
+    page.wait_for_url("**place=model.layers.0.input_layernorm")
+    site.expect(page.locator("#place")).to_contain_text("in model.layers.0.input_layernorm")
+    shared = page.url
+    page.get_by_role("button", name="Show all modules").click()
+    site.expect(found).to_have_text("47 tensors, 5.64 MB")
+    site.expect(page.locator("#place")).to_be_hidden()
+    site.expect(page.get_by_label("Search tensors")).to_be_focused()
+    page.goto(shared)
+    site.settle()
+    site.expect(found).to_have_text("1 of 47 tensors, 512 B")
+    page.locator("#treemap summary").press("Enter")
+    page.get_by_role("link", name="model.layers.3", exact=True).first.press("Enter")
+    site.expect(found).to_have_text("11 of 47 tensors, 607 KB")
+
+
+def test_tensors_are_searched_sorted_and_of_a_type(site: Watched) -> None:
+    page = site.open("/model", name=DENSE)
+    page.keyboard.press("/")
+    page.keyboard.type("0.mlp")
+    assert len(tensors(page)) == 3
+    page.wait_for_url("**search=0.mlp")
+    page.get_by_role("button", name="int4 16").click()
+    assert tensors(page) == [GATE, "model.layers.0.mlp.up_proj.weight"]
+    site.expect(page.get_by_text("2 of 47 tensors, 246 KB")).to_be_visible()
+    page.go_back()
+    site.expect(page.get_by_text("3 of 47 tensors, ")).to_be_visible()
+    assert len(tensors(page)) == 3
+    sized = page.get_by_role("grid").get_by_role("columnheader", name="Size")
+    sized.get_by_role("button").click()
+    assert (tensors(page)[0], sized.get_attribute("aria-sort")) == (DOWN, "descending")
+    shared = page.url
+    page.goto("about:blank")
+    page.goto(shared)
+    site.settle()
+    assert tensors(page)[0] == DOWN
+    assert len(tensors(page)) == 3
+
+
+def test_a_chosen_tensor_shows_its_distribution(site: Watched) -> None:
+    page = site.open("/model", name=DENSE)
+    page.get_by_role("link", name=GATE).click()
+    site.settle()
+    panel = page.get_by_role("region", name="Chosen tensor")
+    site.expect(panel.get_by_role("heading")).to_have_text(GATE)
+    site.expect(panel.get_by_role("img").first).to_be_visible()
+    site.unfold(panel.locator("summary").first)
+    site.expect(panel.locator("tbody tr").nth(15)).to_be_visible()  # a row for each code of int4
+    page.wait_for_url(f"**tensor={GATE}")
+    page.go_back()
+    site.expect(panel).to_be_hidden()
+    page.go_forward()
+    site.expect(panel).to_be_visible()
+    site.settle()
+    panel.press("Escape")
+    site.expect(panel).to_be_hidden()
+    site.expect(page.locator(":focus")).to_have_text(GATE)
+
+
+def test_very_many_tensors_are_a_few_rows(site: Watched) -> None:
+    page = site.open("/model", name=LARGE)
+    site.expect(page.locator("#found")).to_contain_text(f"{TENSORS:,} tensors, ")
+    grid = page.get_by_role("grid", name="Tensors")
+    assert grid.get_attribute("aria-rowcount") == str(TENSORS + 1)
+    assert page.locator(".tensors-grid .grid-row").count() < 80
+    site.focus(page.locator(".tensors-grid a").first)
+    page.keyboard.press("End")
+    last = page.locator(f".tensors-grid [aria-rowindex='{TENSORS + 1}']")
+    assert last.get_by_role("link").evaluate("link => link === document.activeElement")
+    page.keyboard.press("PageUp")
+    assert page.locator(".tensors-grid .grid-row").count() < 80
+    page.get_by_role("columnheader", name="Name").get_by_role("button").click()
+    assert tensors(page)[0].startswith("model.layers.0.")
+    page.get_by_label("Search tensors").fill("layers.2 experts.127 up_proj")
+    site.expect(page.locator("#found")).to_contain_text(f" of {TENSORS:,} tensors")
+    found = tensors(page)
+    assert found[0] == "model.layers.2.mlp.experts.127.up_proj.weight"
+    assert found[1] == "model.layers.20.mlp.experts.127.up_proj.weight"
+
+
+def test_a_model_that_can_t_be_shown_says_why(browser: Browser, origin: str) -> None:
+    for name, status, says in (("absent:model", 404, "not found"), (BROKEN, 409, "manifest")):
+        with watched(browser, origin) as found:
+            page = found.open("/model", name=name)
+            found.expect(page.get_by_role("alert")).to_be_visible()
+            assert says in page.get_by_role("alert").inner_text()
+            found.expect(page.locator("#parts")).to_be_hidden()
+            assert found.violations() == []
+            failed = [fault for fault in found.faults if f"status of {status}" in fault]
+            assert failed == found.faults  # a browser says of each answer that is not 2xx
+            found.faults.clear()
+
+
+def test_the_server_may_go_away(browser: Browser, origin: str) -> None:
+    with watched(browser, origin, size=NARROW) as found:
+        page = found.open("/model", name=DENSE)
+        page.context.set_offline(True)
+        page.get_by_role("link", name=GATE).click()
+        assert (
+            page.get_by_role("alert").inner_text().startswith("This could not be shown: the server")
+        )
+        page.context.set_offline(False)
+        page.get_by_role("button", name="Try again").click()
+        found.settle()
+        found.expect(page.locator("#tensor").get_by_role("img").first).to_be_visible()
+        found.faults.clear()  # the browser says that it was offline
+
+
+# Comparing and disk space
+
+
+def test_what_differs_between_two(site: Watched) -> None:
+    page = site.open("/compare", model=[DENSE, WIDER])
+    site.expect(page).to_have_title(f"Compare {DENSE}, {WIDER} · blobstore")
+    facts = dict(
+        zip(
+            page.locator("#comparison dt").all_inner_texts(),
+            page.locator("#comparison dd").all_inner_texts(),
+            strict=True,
+        )
+    )
+    assert facts["A"] == f"{DENSE} 5.98 MB"
+    assert (facts["Shared"], facts["Equal tensors"], facts["Changed"]) == ("4.66 MB", "31", "16")
+    changed = page.get_by_role("table", name="Changed tensors").locator("tbody tr")
+    site.expect(changed).to_have_count(16)
+    assert changed.first.inner_text().split()[1:3] == ["int4/32", "int8/64"]
+
+
+def test_error_against_size_of_several(site: Watched) -> None:
+    page = site.open("/compare", model=[DENSE, BETTER, WIDER])
+    picture = page.locator("#comparison [role=img]")
+    assert BETTER in (picture.get_attribute("aria-label") or "")
+    rows = page.get_by_role("table", name="Error against size").locator("tbody tr")
+    said = {row.split()[0]: row.split("\t")[3:] for row in rows.all_inner_texts()}
+    assert said[DENSE] == ["4.99%", ""]
+    assert said[BETTER] == ["4.23%", "Pareto front"]
+    assert said[WIDER][1] == "Pareto front"
+
+
+def test_models_are_chosen_by_the_keyboard_and_back_takes_it_back(site: Watched) -> None:
+    page = site.open("/compare")
+    box = page.get_by_label("Add a model")
+    names = page.locator("#addable option").evaluate_all("all => all.map(one => one.value)")
+    assert DENSE in names
+    assert BROKEN not in names
+    box.fill("absent")
+    box.press("Enter")
+    assert box.evaluate("one => one.validationMessage") == "No other model has this name."
+    box.fill(DENSE)
+    box.press("Enter")
+    site.settle()
+    assert box.evaluate("one => one === document.activeElement")
+    page.get_by_role("button", name="Add all types of pycode-5m").press("Enter")
+    site.settle()
+    picked = page.get_by_role("list", name="Chosen models").get_by_role("link")
+    assert sorted(picked.all_inner_texts()) == sorted([DENSE, BETTER, WIDER])
+    page.get_by_role("button", name=f"Remove {BETTER}").click()
+    site.settle()
+    assert sorted(picked.all_inner_texts()) == sorted([DENSE, WIDER])
+    page.go_back()
+    site.settle()
+    assert sorted(picked.all_inner_texts()) == sorted([DENSE, BETTER, WIDER])
+
+
+def test_what_verify_found(browser: Browser, command: Callable[..., Any], tmp_path: Path) -> None:
+    store = open_store(tmp_path / "store")
+    blobstore.import_model(PYCODE, DENSE, store=store, quant="int4")
+    with served(store, tmp_path) as origin, watched(browser, origin) as site:
+        page = site.open("/usage")
+        site.expect(page.get_by_text("This store has not been verified yet.")).to_be_visible()
+        assert command("verify", "--store", store.root).returncode == 0
+        space = page.get_by_role("table", name="Disk space by model").locator("tbody tr")
+        assert space.inner_text().split() == [DENSE, *"5.98 MB 5.98 MB 0 B".split()]
+        site.expect(page.locator("#shared [role=img] svg")).to_have_count(1)
+        verdict = site.open("/usage").locator(".verdict")
+        assert verdict.inner_text().startswith("✓ All sound 55")
+        damage_largest_blob(store)
+        assert command("verify", "--store", store.root).returncode == 3
+        page = site.open("/usage")
+        assert verdict.inner_text().startswith("1 fault 55")
+        row = page.get_by_role("table", name="Damaged blobs").locator("tbody tr").inner_text()
+        assert DENSE in row
+        assert "model.embed_tokens.weight" in row
+        site.expect(page.get_by_text("blobstore repair NAME")).to_be_visible()
+        assert site.violations() == []
+
+
+# Hostile texts, accessibility, units
+
+
+MARKUP = "img, script[src=x], svg[onload], [onerror], b, script:not([src])"
+
+
+def escaped(name: str) -> str:
+    """Return a name as the command line, and so a page, prints it."""
+    return "".join(one if one.isprintable() else repr(one)[1:-1] for one in name)
+
+
+def test_names_and_texts_of_a_model_are_text(site: Watched) -> None:
+    page = site.open("/model", name=HOSTILE)
+    assert HOSTILE_TEXTS["architectures"][0] in page.locator(".lead").inner_text()
+    assert HOSTILE_TEXTS["model_type"] in page.locator(".runs").inner_text()
+    site.unfold(page.locator("#summary summary"))
+    site.expect(page.get_by_text("<img src=x onerror=alert(11)>.json")).to_be_visible()
+    shown = page.locator(".tensors-grid .name a").all_inner_texts()
+    assert sorted(shown) == sorted(map(escaped, HOSTILE_NAMES))
+    site.unfold(page.locator("#treemap summary"))
+    for name in HOSTILE_NAMES:
+        page.locator(".tensors-grid").get_by_role("link", name=escaped(name), exact=True).click()
+        site.settle()
+        site.expect(page.locator("#tensor h3")).to_have_text(escaped(name))
+        for summary in page.locator("#tensor summary").all():
+            site.unfold(summary)
+    site.point_at(page.locator("#treemap .role-mark path").first)
+    site.expect(page.locator(".tip")).to_contain_text("F16, 1 tensor, 8.19 KB")
+    site.expect(page.locator("main").locator(MARKUP)).to_have_count(0)
+
+
+def test_texts_of_addresses_are_text(site: Watched) -> None:
+    fields = ("name", "model", "tensor", "filter", "search", "sort", "type")
+    for path in ("/", "/model", "/compare", "/usage"):
+        for text in ("<img src=x onerror=alert(1)>", '"><script>alert(2)</script>'):
+            page = site.open(path, **dict.fromkeys(fields, text))
+            site.expect(page.locator("main").locator(MARKUP)).to_have_count(0)
+    site.faults = [fault for fault in site.faults if "status of 4" not in fault]
+
+
+PAGES: dict[str, tuple[str, dict[str, str | list[str]]]] = {
+    "models": ("/", {}),
+    "dense": ("/model", {"name": DENSE}),
+    "a tensor": ("/model", {"name": DENSE, "tensor": GATE, "search": "gate"}),
+    "large": ("/model", {"name": LARGE}),
+    "hostile": ("/model", {"name": HOSTILE}),
+    "several": ("/compare", {"model": [DENSE, BETTER, WIDER]}),
+    "chooser": ("/compare", {}),
+    "usage": ("/usage", {}),
+}
+
+
+@pytest.mark.parametrize(("window", "theme"), [(WIDE, "light"), (NARROW, "dark")])
+def test_axe_finds_nothing_serious(
+    browser: Browser, origin: str, window: tuple[int, int], theme: Theme
+) -> None:
+    with watched(browser, origin, size=window, theme=theme) as site:
+        found = {}
+        for name, (path, query) in PAGES.items():
+            page = site.open(path, **query)
+            for summary in page.locator("summary").all():
+                if summary.is_visible() and not summary.evaluate("one => one.parentElement.open"):
+                    site.unfold(summary)
+            found[name] = site.violations()
+            assert page.evaluate("document.documentElement.scrollWidth") <= window[0], name
+        assert {name: faults for name, faults in found.items() if faults} == {}
+
+
+def test_numbers_and_texts_are_those_of_the_command_line(site: Watched) -> None:
+    page, values = site.open("/"), random.Random(0)
+    numbers = [*range(2050), *range(999_400, 1_000_100), *(step * 125 for step in range(2000))]
+    numbers += [values.randrange(10 ** values.randrange(1, 15)) for _ in range(2000)]
+    found = page.evaluate(
+        """async (numbers) => {
+          const units = await import("/static/js/units.js");
+          return numbers.map((one) => [units.size(one), units.count(one)]);
+        }""",
+        numbers,
+    )
+    assert found == [[size(number), count(number)] for number in numbers]
+    shapes = [[], [1], [768, 256], [8, 4, 2]]
+    shown = "async (all) => all.map((await import('/static/js/units.js')).shape)"
+    assert page.evaluate(shown, shapes) == list(map(shape, shapes))
+    texts = ["a\u202eb", "\n\x07", "\U000e0001", "\U0001f600"]
+    shown = "async (all) => all.map((await import('/static/js/dom.js')).visible)"
+    assert page.evaluate(shown, texts) == list(map(printable, texts))
