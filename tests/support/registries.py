@@ -75,11 +75,6 @@ class Registry:
         """What it has printed, with a line for each request that is over."""
         return (self.folder / "log").read_text("utf-8", "replace")
 
-    def cpu_s(self) -> float:
-        """Return the processor time that it has used."""
-        fields = Path(f"/proc/{self._process}/stat").read_text().rpartition(")")[2].split()
-        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-
     def blobs(self) -> dict[str, int]:
         """Return the size of each whole blob by its digest's hex digits; not for a bucket."""
         files = (self.folder / "root").glob("docker/registry/v2/blobs/sha256/*/*/data")
