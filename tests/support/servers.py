@@ -108,6 +108,11 @@ class Server:
         self._script = Script(answer, self.port)
         return self._script
 
+    @property
+    def answer(self) -> Answer:
+        """How requests are answered now."""
+        return self._script.answer
+
     def close(self) -> None:
         """Stop listening.
 
