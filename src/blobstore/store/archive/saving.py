@@ -58,7 +58,7 @@ from blobstore.store.transfer import Transferred, transfer
 FRAME = 2**21
 """Bytes of the tar in a frame, at most."""
 LEVEL = 1
-"""zstandard's level. Higher ones save under 0.1 % (docs/decisions/2026-11-23-archives.md)."""
+"""zstandard's level. Higher ones save under 0.1 % (docs/decisions/README.md)."""
 
 _BATCH = 8 * FRAME
 _PROBE = 2**16

@@ -11,7 +11,7 @@ buffer, which is released when they are hashed. Bytes that are too early for tha
 tensor whose weight is still being written) are written, and read back when it is their turn. Large
 aligned pieces are written with O_DIRECT where the system has it: a model that is twice the memory
 would otherwise push everything else out of the page cache, and on a virtual machine filling that
-cache costs more than the disk does (docs/decisions/2026-11-21-direct-writes.md).
+cache costs more than the disk does (docs/decisions/README.md).
 """
 
 from __future__ import annotations
