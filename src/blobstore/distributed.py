@@ -28,7 +28,7 @@ from blobstore.importer.planfile import decode_plan, encode_plan, plan_bytes, re
 from blobstore.importer.run import ImportResult, name_for, plan_import
 from blobstore.importer.worker import SharedPlan, Task, commit_shared, make_tasks, tasks_of
 from blobstore.importer.writing import Means, least_memory, usual_memory
-from blobstore.io.workers import Progress, begun
+from blobstore.io.workers import Progress, start_progress
 from blobstore.names import Digest, ModelName
 from blobstore.source.addresses import OpenSource, Source, open_folder
 from blobstore.store.ports import Home
@@ -136,7 +136,7 @@ def _make_all(
         time.sleep(attempt)  # a scheduler that is restarted takes some time
         with store.session() as session:
             tasks = shared.unfinished(shared.tasks, session, store)
-        shown = shown or begun(progress, sum(task.source_bytes for task in tasks))
+        shown = shown or start_progress(progress, sum(task.source_bytes for task in tasks))
         try:
             for task, blobs in _made(client, tasks, retries, how):
                 shared.write_receipt(task, blobs)

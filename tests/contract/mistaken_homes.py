@@ -50,7 +50,7 @@ class VisibleAtOnce(_Session):
 
 
 class TellsCase(_Manifests):
-    def spelled(self, name: ModelName) -> ModelName:
+    def stored_name(self, name: ModelName) -> ModelName:
         return name
 
 

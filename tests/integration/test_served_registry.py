@@ -195,7 +195,7 @@ def refused(*line: str | Path, without: Sequence[str] = ()) -> str:
 
 def test_two_servers_on_a_port(served: Served, store: Store) -> None:
     message = refused("--port", str(served.port), "--store", store.root)
-    taken = f"Error: port {served.port} of 127.0.0.1 is taken by another process"
+    taken = f"Error: port {served.port} of 127.0.0.1 is in use by another process"
     assert message.splitlines()[0] == taken
     assert "--port N" in message
 

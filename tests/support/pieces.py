@@ -91,7 +91,7 @@ class Putter:
         self._writer.put(
             piece.offset,
             buffer,
-            beside=piece.asides,
+            extra=piece.asides,
             gap=piece.gap,
             aligned=piece.aligned,
             hashed=lambda: self._scribble(piece.offset, buffer),

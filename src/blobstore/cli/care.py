@@ -265,7 +265,7 @@ def _show_prune(has_trash: bool, result: PruneResult) -> None:
     if len(result.removed) > _SHOWN:
         emit(f"… and {len(result.removed) - _SHOWN} more")
     move, remove, free = _WOULD if result.dry_run else _DID
-    undo = ": prune --undo brings back what is there, the next prune deletes it"
+    undo = ": prune --undo restores it, the next prune deletes it"
     gone = blobs(len(result.removed), result.removed_bytes)
     if has_trash:
         emit(f"{move} {gone} to the trash{undo if rows and not result.dry_run else ''}")
@@ -294,7 +294,7 @@ def _show_undo(result: UndoResult) -> None:
         emit(f"Left {len(result.kept)} in the trash: the store has them again, or they are damaged")
     if result.without_manifest:
         emit(f"Still without a manifest: {_models(result.without_manifest)}")
-        emit("Mount the disk on which their manifests lie, or restore each: blobstore repair NAME")
+        emit("Mount the disk with their manifests, or restore each: blobstore repair NAME")
 
 
 def du(

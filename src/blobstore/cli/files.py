@@ -207,7 +207,7 @@ def _load_models(
 
 def _show_loads(models: list[LoadedModel]) -> None:
     for done in (model.done for model in models):
-        there = f", {done.there.blobs:,} were there" if done.there else ""
+        there = f", {done.there.blobs:,} reused" if done.there else ""
         emit(f"Loaded {done.name}: {blobs(done.copied.blobs, done.copied.nbytes)}{there}")
         show_replaced(done.replaced)
 

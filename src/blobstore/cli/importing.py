@@ -306,7 +306,7 @@ def _show_import(result: blobstore.ImportResult) -> None:
     saved = f" ({size(result.saved_bytes)} saved)" if result.saved_bytes else ""
     recalled = f", {result.recalled} not made again" if result.recalled else ""
     new = f"{result.created} new ({size(result.new_bytes)})"
-    emit(f"{counted(result.blobs, 'blob')}: {new}, {result.reused} were there{saved}{recalled}")
+    emit(f"{counted(result.blobs, 'blob')}: {new}, {result.reused} reused{saved}{recalled}")
     emit(f"{result.seconds:.2f} s, {rate(result.source_bytes, result.seconds)}")
     first, *others = (with_flags(verdict.sentence) for verdict in result.runs_in)
     lower = (sentence[0].lower() + sentence[1:] for sentence in others)

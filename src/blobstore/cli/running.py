@@ -202,7 +202,7 @@ def _prompt(words: list[str] | None, as_json: bool) -> str | None:
     elif words or not sys.stdin.isatty():
         text = _read_stdin()
     elif as_json or not sys.stdout.isatty():
-        reason = "--json has one document" if as_json else "the output is not a terminal"
+        reason = "--json prints one document" if as_json else "the output is not a terminal"
         raise UsageError(f"a conversation is not possible: {reason}", hint="Give a PROMPT.")
     else:
         return None

@@ -197,7 +197,7 @@ def _access(
 
 
 def _show(verb: str, moved: str, done: Transferred) -> None:
-    ways = amounts({"were there": done.there, moved: done.moved})
+    ways = amounts({"reused": done.there, moved: done.moved})
     renamed = f" as {done.name}" if done.name != done.source else ""
     emit(f"{verb} {done.source}{renamed}: {ways}")
     if done.signatures:
@@ -485,6 +485,6 @@ def _password(path: str, is_new: bool = False) -> str:
         hint = f"Set {_PASSWORD}, or run the command in a terminal."
         raise UsageError(f"{path} needs a password", path=path, hint=hint)
     password = getpass(f"Password of {printable(path)}: ")
-    if is_new and getpass("The same again: ") != password:
+    if is_new and getpass("Repeat the password: ") != password:
         raise UsageError("the two passwords differ")
     return password

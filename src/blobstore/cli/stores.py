@@ -185,7 +185,7 @@ def folder_store_at(
     store = store_at(folder, wait_s, may_be_new=may_be_new)
     if store.root is None:
         message = f"{command} is for a store in a folder, and {store.address} is a bucket"
-        raise UsageError(message, hint="blobstore cp --to DIR brings a model to a folder.")
+        raise UsageError(message, hint="blobstore cp --to DIR copies a model to a folder.")
     return store
 
 

@@ -51,7 +51,7 @@ from blobstore.formats.oci import (
 from blobstore.formats.tar import END, in_blocks, member_header
 from blobstore.hashing.stage import HashStage
 from blobstore.io.ranges import BytesReader, JoinedReader, OpenReader, Segment
-from blobstore.io.workers import Progress, begun, results_of, threads
+from blobstore.io.workers import Progress, results_of, start_progress, threads
 from blobstore.names import Digest, ModelName
 from blobstore.store.archive.archive import FixedManifests
 from blobstore.store.ports import Blobs, Readable, check_blob_size, unique
@@ -280,12 +280,12 @@ def _hash_layers(
     layers: Sequence[_Layer], jobs: int, progress: Progress | None
 ) -> list[Descriptor]:
     stage = HashStage()
-    told = begun(progress, sum(layer.size for layer in layers))
+    report = start_progress(progress, sum(layer.size for layer in layers))
 
     def hashed(layer: _Layer) -> Descriptor:
         with layer.open() as reader:
             digest = reader.digest(stage)
-        told(layer.size, layer.name)
+        report(layer.size, layer.name)
         return OciDescriptor(layer.media_type, digest, layer.size, annotations=layer.annotations)
 
     return results_of(layers, hashed, jobs, name="artifact")

@@ -63,7 +63,7 @@ from blobstore.io.ranges import (
     Segment,
     close_quietly,
 )
-from blobstore.io.workers import Progress, begun, each, threads
+from blobstore.io.workers import Progress, each, start_progress, threads
 from blobstore.names import ModelName
 from blobstore.store.local.locks import take_lock
 from blobstore.store.ports import Readable, damaged
@@ -228,7 +228,7 @@ def export_model(
         plan = plan_export(model, options, verify=verify)
         started = time.monotonic()
         with staged(target) as staging:
-            write_files(plan, staging, workers, begun(progress, plan.nbytes))
+            write_files(plan, staging, workers, start_progress(progress, plan.nbytes))
     files = {file.path: file.size for file in sorted(plan.files, key=lambda file: file.path)}
     seconds = time.monotonic() - started
     return ExportResult(full, target, files, plan.notes, seconds, _loads_in(plan, options))

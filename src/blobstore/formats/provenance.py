@@ -49,7 +49,7 @@ class Tally(Document):
 
     source: Annotated[int | None, Between(0), "null when it was not recorded"]
     stored: Annotated[int, Between(0)]
-    derived: Annotated[Mapping[str, int], "how many, by how they were made"] = field(
+    derived: Annotated[Mapping[str, int], "counts, by how they were made"] = field(
         default_factory=dict
     )
     left_out: tuple[LeftOut, ...] = ()

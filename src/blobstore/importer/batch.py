@@ -40,7 +40,7 @@ from blobstore.importer.run import check_tag, plan_import
 from blobstore.importer.worker import SharedPlan, check_shard, commit_shared, do_tasks, shard_of
 from blobstore.importer.writing import Means
 from blobstore.io.durable import make_folder, os_errors
-from blobstore.io.workers import Progress, silent
+from blobstore.io.workers import Progress, no_progress
 from blobstore.names import Digest, ModelName
 from blobstore.source.addresses import OpenSource, open_folder, without_secrets
 from blobstore.store.ports import Home
@@ -222,7 +222,7 @@ def work_on_batch(
             shared = _make_plan(model, folder, open_source)
             if made is None:
                 tasks = shard_of(shared.tasks, (index + number) % count, count)
-                means = Means(jobs, memory, progress or silent, verify=verify_reuse)
+                means = Means(jobs, memory, progress or no_progress, verify=verify_reuse)
                 result = replace(result, made=len(do_tasks(shared, tasks, store, means)))
             return replace(result, digest=commit_shared(shared, result.name, store=store).digest)
         except UnfinishedPlanError as error:

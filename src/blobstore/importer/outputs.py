@@ -326,8 +326,8 @@ class ImportPlan:
     @property
     def facts(self) -> ModelFacts:
         """What runtimes have to know of the model."""
-        beside = (layer.name for layer in self.layers if not isinstance(layer, PlannedBlob))
-        names = frozenset(name for name in beside if name)
+        others = (layer.name for layer in self.layers if not isinstance(layer, PlannedBlob))
+        names = frozenset(name for name in others if name)
         raw = self.documents.get(CONFIG_NAME)
         config = parse_config(raw) if raw is not None else None
         draft = self.config.draft.architecture if self.config.draft is not None else None

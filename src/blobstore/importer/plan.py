@@ -112,7 +112,7 @@ def _check_numbers(group: str, by_projection: Mapping[str, Mapping[int, SourceWe
         if missing is not None:
             raise UnsupportedSourceError(
                 f"the expert group {group} has no {group}.{missing}.{name}: "
-                f"experts 0 to {count - 1} must all be there",
+                f"experts 0 to {count - 1} must all exist",
                 tensor=f"{group}.{missing}.{name}",
             )
 
@@ -242,7 +242,7 @@ def check_rules(blobs: Iterable[PlannedBlob], options: ImportOptions) -> None:
         ):
             tensor = named[0]
             raise UsageError(
-                f"the rule {quoted(str(rule))} is for nothing that can be quantized so: "
+                f"the rule {quoted(str(rule))} matches no tensor that can be quantized so: "
                 f"{quoted(tensor.name)} is "
                 f"{tensor.dtype} {list(tensor.shape)}",
                 tensor=tensor.name,

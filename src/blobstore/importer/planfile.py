@@ -213,7 +213,7 @@ def decode_plan(
     if _decisions(plan) == document.decisions:
         return replace(plan, relative_errors=document.relative_errors, notes=document.notes)
     if document.blobstore != __version__:
-        made = f"was made by blobstore {document.blobstore}, and {__version__} decides otherwise"
+        made = f"was made by blobstore {document.blobstore}, and {__version__} decides differently"
         raise DocumentError(f"{what} {made} (rule {RULE})", rule=RULE, hint=_AGAIN)
     raise CorruptDataError(
         f"{what}: {inventory.path} has other tensors than when the plan was made",

@@ -38,7 +38,7 @@ from blobstore.importer.outputs import ImportPlan, PlannedBlob, PlannedCopy, Pla
 from blobstore.importer.plan import make_plan
 from blobstore.importer.rules import Importance
 from blobstore.importer.writing import Means, copy_file, write_blobs
-from blobstore.io.workers import Progress, begun, threads
+from blobstore.io.workers import Progress, start_progress, threads
 from blobstore.names import Digest, ModelName
 from blobstore.source.addresses import OpenSource, Source, open_folder
 from blobstore.source.inventory import Inventory, read_inventory
@@ -68,8 +68,8 @@ class _Given:
         open_source: OpenSource,
     ) -> _Given:
         options = ImportOptions.parse(modelfile=modelfile)
-        beside = os.fspath(draft) if draft is not None else options.draft
-        drafted = read_inventory(open_source(beside)) if beside is not None else None
+        draft_source = os.fspath(draft) if draft is not None else options.draft
+        drafted = read_inventory(open_source(draft_source)) if draft_source is not None else None
         return cls(
             read_inventory(source, without=drafted.folder if drafted is not None else None),
             drafted,
@@ -146,9 +146,9 @@ def _guess_plan(store: Store, manifest: Manifest, given: _Given) -> ImportPlan:
                 return plan
     what = "its blobs" if own is None else f"its {OWN_DOCUMENT}, which is damaged"
     raise UsageError(
-        f"the options of the import are not known: no usual options give {what}, "
+        f"the options of the import are unknown: no common options give {what}, "
         f"from {given.inventory.path}",
-        hint="If this is the source, import it again with the options of that time.",
+        hint="If this is the source, import it again with the original options.",
     )
 
 
@@ -239,7 +239,7 @@ def repair_model(
     UnsupportedSourceError when no damaged blob could be made from the source; BusyError;
     StorageError.
     """
-    full = store.manifests.spelled(ModelName.of(name))
+    full = store.manifests.stored_name(ModelName.of(name))
     workers = threads(jobs)
     before = manifest_bytes(store, full)
     manifest, is_restored = _manifest(store, full)
@@ -327,7 +327,7 @@ def _check_blobs(
     checks = BlobChecks(store.care())
     checks.add(Users(b"", settings_of(store.blobs.read, manifest), [name]), manifest)
     chosen = checks.chosen(lambda _: True)
-    checks.run(chosen, jobs, begun(progress, sum(map(checks.size, chosen))))
+    checks.run(chosen, jobs, start_progress(progress, sum(map(checks.size, chosen))))
     return checks
 
 
@@ -364,7 +364,7 @@ def _made_again(
     ]
     if chosen:
         # The journal would say that the damaged blob is what is wanted: so it is hashed first.
-        shown = begun(progress, sum(blob.source_bytes for blob in chosen))
+        shown = start_progress(progress, sum(blob.source_bytes for blob in chosen))
         only, means = replace(plan, layers=tuple(chosen)), Means(jobs, None, shown, verify=True)
         made += write_blobs(only, session, means, checks_source=False)[0]
     right = [blob for blob in made if blob.digest in damaged]
@@ -379,13 +379,13 @@ def _made_again(
 def _reason(blob: Descriptor, plan: ImportPlan, chosen: list[PlannedBlob]) -> str:
     if blob.media_type != TENSOR_MEDIA_TYPE:
         what = f"{blob.name or blob.media_type.rpartition('.')[2]}"
-        return f"{what} is not in the source as it was; texts of a Modelfile need that file again"
+        return f"{what} differs in the source; texts of a Modelfile need that file"
     if any(layer.name == blob.name for layer in chosen):
         return (
             "the source gives it other bytes: it is another source, "
             "or another version of blobstore wrote the model"
         )
     if any(layer.name == blob.name for layer in plan.blobs):
-        return "the source gives it another size: it is another source"
+        return "the source makes another size of it: it is another source"
     draft = "; a draft model is needed too" if (blob.name or "").startswith("draft.") else ""
     return f"the source has no {blob.name}{draft}"

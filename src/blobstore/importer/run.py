@@ -28,7 +28,7 @@ from blobstore.importer.outputs import (
 from blobstore.importer.plan import make_plan, plan_blobs
 from blobstore.importer.rules import Rule, escaped
 from blobstore.importer.writing import Means, WrittenBlobs, copy_file, write_blobs
-from blobstore.io.workers import Progress, begun, threads
+from blobstore.io.workers import Progress, start_progress, threads
 from blobstore.model.facts import Verdict
 from blobstore.names import Digest, ModelName
 from blobstore.source.addresses import OpenSource, Source, open_folder
@@ -104,7 +104,7 @@ def name_for(plan: ImportPlan, name: str | ModelName | None, *, force: bool) -> 
 class ImportResult:
     """What an import did.
 
-    ``created`` blobs are new to the store, ``reused`` ones were there.
+    ``created`` blobs are new to the store, ``reused`` ones it had already.
     """
 
     KEYS = (
@@ -332,7 +332,7 @@ def run_plan(
 
     The model gets ``name`` as the store spells it: names that differ only in case are one.
     """
-    shown = begun(progress, plan.source_bytes)
+    shown = start_progress(progress, plan.source_bytes)
     means = Means(jobs, memory, shown, fetch, verify=verify_reuse)
     return publish_plan(plan, name, store, lambda session: write_blobs(plan, session, means))
 
@@ -355,7 +355,7 @@ def publish_plan(
         tensors, recalled = make(session)
         manifest = _manifest(plan, tensors, session)
         # Another import may have made a model of the name meanwhile.
-        name = store.manifests.spelled(name)
+        name = store.manifests.stored_name(name)
         created = session.publish(name, manifest)
     del session, tensors  # they know as much of every blob as the manifest
     sizes = {blob.digest: blob.size for blob in manifest.descriptors}

@@ -5,7 +5,7 @@ each in turn. Small blobs are made many at a time.
 
 Files on servers give their own order. A run is made when the last of its segments has come. Most
 runs need one. What others need of earlier segments (an FP8 weight and its scales, a transposed
-matrix, a global scale that is found in all experts) is held in a temporary file until their blob is
+matrix, a global scale of all experts) is spilled to a temporary file until their blob is
 made. The runs of a blob come in the order of the file, not of the blob: they are written to their
 places.
 
@@ -378,7 +378,7 @@ def schedule(blobs: Mapping[int, PlannedBlob], sizes: Sequence[int]) -> Iterator
             window.append((number, runs))
 
 
-class HeldBytes:
+class SpilledBytes:
     """Bytes of segments that later runs of one blob need, in a file without a name.
 
     ``spans``: what they need of each segment, by its number. ``last``: the segment with which all
@@ -435,7 +435,7 @@ class FarWork:
         for number, blob in blobs.items():
             self._opens[self._first(blob)].append(number)
         self._pending: dict[int, list[tuple[int, Run]]] = defaultdict(list)
-        self._held: dict[int, HeldBytes] = {}
+        self._spilled: dict[int, SpilledBytes] = {}
         self._ends: defaultdict[int, int] = defaultdict(int)
         """Where the runs of each blob end that follow each other, of those yielded so far."""
 
@@ -457,11 +457,13 @@ class FarWork:
             loaded.buffer.use()
             self._declared.add(segment, loaded.data, loaded.buffer.release)
             self._open(segment.number)
-            for held in self._held.values():
-                held.add(loaded)
+            for spilled in self._spilled.values():
+                spilled.add(loaded)
             yield from self._work_of(segment.number, loaded)
             loaded.buffer.release()
-            self._held = {n: held for n, held in self._held.items() if held.last > segment.number}
+            self._spilled = {
+                n: spilled for n, spilled in self._spilled.items() if spilled.last > segment.number
+            }
 
     def _next(self, stopped: threading.Event) -> LoadedSegment | None:
         """Return a segment when it has come; None after an error. Hash meanwhile."""
@@ -504,16 +506,16 @@ class FarWork:
                         early[segment.number].append(span)
             if early:
                 spans = {one: united(several) for one, several in early.items()}
-                self._held[number] = HeldBytes(spans, until)
+                self._spilled[number] = SpilledBytes(spans, until)
 
     def _work_of(self, segment: int, loaded: LoadedSegment | None) -> Iterator[Work]:
         small = []
         for number, run in self._pending.pop(segment, ()):
             is_small = self._sizes[number] <= SMALL
-            if is_small and number not in self._held:
+            if is_small and number not in self._spilled:
                 small.append((number, run))
                 continue
-            using = self._using(loaded, self._held.get(number))
+            using = self._using(loaded, self._spilled.get(number))
             waits = run.begin == self._ends[number]
             if waits:
                 self._ends[number] = run.end + run.gap
@@ -522,17 +524,17 @@ class FarWork:
             yield Work(tuple(group), is_small=True, using=self._using(loaded, None))
 
     def _using(
-        self, loaded: LoadedSegment | None, held: HeldBytes | None
+        self, loaded: LoadedSegment | None, spilled: SpilledBytes | None
     ) -> AbstractContextManager[None]:
         if loaded is None:
             return nullcontext()
         loaded.buffer.use()
-        return self._reading(loaded, {} if held is None else held.parts)
+        return self._reading(loaded, {} if spilled is None else spilled.parts)
 
     @contextmanager
-    def _reading(self, loaded: LoadedSegment, held: Parts) -> Iterator[None]:
+    def _reading(self, loaded: LoadedSegment, spilled: Parts) -> Iterator[None]:
         segment = loaded.segment
-        with self._loaded.using({segment.file.path: [(segment.begin, loaded.data)]}, held):
+        with self._loaded.using({segment.file.path: [(segment.begin, loaded.data)]}, spilled):
             yield
         loaded.buffer.release()
 

@@ -42,7 +42,7 @@ from blobstore.importer.roles import (
     inputs_first,
 )
 from blobstore.importer.rules import Rule, RuleBook, escaped
-from blobstore.io.workers import Progress, begun
+from blobstore.io.workers import Progress, start_progress
 from blobstore.source.inventory import Inventory
 from blobstore.source.weights import FetchOptions
 
@@ -301,7 +301,7 @@ def _measure(
         for candidate in candidates
         for tensor in candidate.tensors
     ]
-    shown = begun(progress, sum(question.source_bytes for question in questions))
+    shown = start_progress(progress, sum(question.source_bytes for question in questions))
     errors = iter(measure(questions, options, jobs, shown, fetch))
     return tuple(
         candidate.measured([next(errors) for _ in candidate.tensors]) for candidate in candidates

@@ -42,7 +42,7 @@ from blobstore.importer.run import (
 from blobstore.importer.schedule import grouped
 from blobstore.importer.writing import Means, WrittenBlobs
 from blobstore.io.durable import make_folder, os_errors, read_own, replace_file
-from blobstore.io.workers import Progress, begun, each, silent, threads
+from blobstore.io.workers import Progress, each, no_progress, start_progress, threads
 from blobstore.names import Digest, ModelName
 from blobstore.source.addresses import OpenSource, Source, open_folder
 from blobstore.source.folders import SourceFile
@@ -260,7 +260,7 @@ def lost_among(
     verify: bool,
     jobs: int,
     headers: Mapping[str, bytes],
-    progress: Progress = silent,
+    progress: Progress = no_progress,
 ) -> set[Digest]:
     """Return the digests of those of ``blobs`` that are neither published nor kept by a session.
 
@@ -352,7 +352,7 @@ def work_on_plan(
     started = time.monotonic()
     shared = SharedPlan.read(path, source=source, open_source=open_source)
     tasks = shard_of(shared.tasks, *shard)
-    shown = begun(progress, sum(task.source_bytes for task in tasks))
+    shown = start_progress(progress, sum(task.source_bytes for task in tasks))
     made = do_tasks(shared, tasks, store, Means(jobs, memory, shown, verify=verify_reuse))
     return WorkResult(
         plan=shared.digest,
@@ -436,7 +436,7 @@ def commit_shared(
     if missing := [number for number, found in receipts.items() if found is None]:
         raise _unfinished_error(shared, missing, "are not done")
     blobs = {blob.name: blob for found in receipts.values() for blob in found or ()}
-    shown = begun(progress, sum(blob.size for blob in blobs.values()))
+    shown = start_progress(progress, sum(blob.size for blob in blobs.values()))
 
     def find(session: Session) -> WrittenBlobs:
         headers = {blob.name: blob.header for blob in plan.blobs} if verify else {}

@@ -47,7 +47,7 @@ from blobstore.importer.schedule import (
 from blobstore.importer.segments import SEGMENT, WAIT_S, Buffer, BufferPool, Segments
 from blobstore.io.budget import allow_open_files
 from blobstore.io.durable import PAGE
-from blobstore.io.workers import Progress, each, silent, threads
+from blobstore.io.workers import Progress, each, no_progress, threads
 from blobstore.source.folders import SourceFile
 from blobstore.source.weights import FetchOptions, SourceReaders, SourceWeight, fetching
 from blobstore.store.ports import Finished, Session, Writer
@@ -70,7 +70,7 @@ class Means:
         self,
         jobs: int | None = None,
         memory: int | None = None,
-        progress: Progress = silent,
+        progress: Progress = no_progress,
         fetch: FetchOptions | None = None,
         *,
         verify: bool = False,
@@ -355,11 +355,11 @@ class _Making:
         blob, writer = self.blobs[number], self.writers[number]
         data = buffer.at(run.begin, run.end - run.begin)
         with work.using:
-            beside = maker.make(run, data, blob.options)
+            extra = maker.make(run, data, blob.options)
         writer.put(
             run.begin,
             data,
-            beside=beside,
+            extra=extra,
             gap=run.gap,
             aligned=True,
             waits=work.waits,

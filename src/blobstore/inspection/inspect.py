@@ -269,9 +269,7 @@ def _read_folder(folder: Folder, notes: list[str]) -> tuple[Groups, ShardIndex |
         groups, index = found
         chosen = {file.name for group in groups for file in group}
         if left_out := [name for name in others if name not in chosen]:
-            notes.append(
-                f"not counted, for they are not among the checkpoint's files: {_some(left_out)}"
-            )
+            notes.append(f"not part of the checkpoint, not counted: {_some(left_out)}")
         return groups, index
     if not others:
         message = f"no .safetensors file in {folder.name}"
@@ -283,7 +281,7 @@ def _read_folder(folder: Folder, notes: list[str]) -> tuple[Groups, ShardIndex |
             " itself"
         )
     if links := sorted({*others} - {*distinct}):
-        notes.append(f"not counted, being links to files that are: {_some(links)}")
+        notes.append(f"links to counted files, not counted again: {_some(links)}")
     return [(file,) for file in read_files(folder, distinct)], None
 
 

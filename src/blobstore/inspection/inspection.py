@@ -162,8 +162,8 @@ def _packed_weights(
         base = name.removesuffix(row.weight)
         others = [base + suffix for suffix in row.companions]
         others += [base.removesuffix(".weight") + suffix for suffix in ASIDE]
-        beside = (part for part in others if part in entries and part not in taken)
-        parts = tuple(dict.fromkeys((name, *beside)))
+        companions_of = (part for part in others if part in entries and part not in taken)
+        parts = tuple(dict.fromkeys((name, *companions_of)))
         taken.update(parts)
         weights[name] = LogicalTensor(
             logical,
@@ -317,7 +317,7 @@ class Inspection:
         August 2026): packed weights count as before packing, under the dtype of the packed tensor;
         scales, zero points and tensors of rank 0 do not count. Three differences: MLX's words (U32)
         and Ollama's blobs count as before packing; a quantization's tensors are found by the
-        tensors beside them and not by their names alone, so config.json is only needed where shapes
+        companions and not by their names alone, so config.json is only needed where shapes
         are ambiguous; and an unknown width is not taken for 4 bits.
         """
         counts: Counter[str] = Counter()

@@ -48,7 +48,7 @@ from blobstore.io.durable import (
     write_all_at,
 )
 from blobstore.io.ranges import FileIdentity, FileReader, close_quietly
-from blobstore.io.workers import Progress, begun
+from blobstore.io.workers import Progress, start_progress
 from blobstore.names import Digest
 from blobstore.store.local.locks import take_lock
 
@@ -167,7 +167,7 @@ def _lock(file: Path) -> Iterator[int]:
 def _change(
     header: Header, changes: Mapping[str, str | None], file: Path, *, replace: bool
 ) -> dict[str, str]:
-    """Return the metadata after the changes; keys that were there keep their place.
+    """Return the metadata after the changes; existing keys keep their place.
 
     Raises: NotFoundError for a missing key.
     """
@@ -283,7 +283,7 @@ def _rewrite(
     system lets us. Durable. Raises: StorageError, CorruptDataError when the old file changes
     meanwhile; it stays as it is then.
     """
-    told, nbytes = begun(progress, source.size), source.size - data_start
+    report, nbytes = start_progress(progress, source.size), source.size - data_start
     # One name, used only by the holder of the file's lock: the next edit removes the rest of a
     # killed one.
     new = path.with_name(f".{path.name}.blobstore-new")
@@ -296,7 +296,7 @@ def _rewrite(
                 write_all_at(target, 0, memoryview(len(text).to_bytes(_PREFIX, "little") + text))
             start = _PREFIX + len(text)
             copy_range(
-                source, data_start, target, new, start, nbytes, lambda done: told(done, path.name)
+                source, data_start, target, new, start, nbytes, lambda done: report(done, path.name)
             )
             with os_errors("write", new):
                 _take_attributes(source.fileno(), target)

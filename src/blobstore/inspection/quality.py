@@ -36,7 +36,7 @@ from blobstore.inspection.comparison import (
     as_float64,
     measured,
 )
-from blobstore.io.workers import Progress, begun, results_of, threads
+from blobstore.io.workers import Progress, results_of, start_progress, threads
 from blobstore.kernels.arrays import Array
 from blobstore.kernels.scales import code_type
 from blobstore.model.loader import Model, Tensor, open_model, run_of
@@ -108,15 +108,15 @@ class ValueDistribution:
 
 
 def distribution_of(
-    tensor: Tensor, beside: ValueReader | None = None, *, most: int = MOST_VALUES
+    tensor: Tensor, other: ValueReader | None = None, *, most: int = MOST_VALUES
 ) -> ValueDistribution:
-    """Return the distribution of a stored tensor, and of the values ``beside`` it, to compare.
+    """Return the distribution of a stored tensor, and of those of ``other``, to compare.
 
-    ``beside`` reads as many values as the tensor has (`source_values`, `stored_values`). ``most``:
+    ``other`` reads as many values as the tensor has (`source_values`, `stored_values`). ``most``:
     values to read, at least 4096; of a larger tensor a sample is read.
 
     Raises: UnsupportedSourceError for complex values and for F4 and F6, whose values are not read;
-    UsageError for a smaller ``most``; CorruptDataError when the blob's file was cut; as ``beside``.
+    UsageError for a smaller ``most``; CorruptDataError when the blob's file was cut; as ``other``.
     """
     if most < _RUN:
         raise UsageError(f"{most} values are too few for a sample", hint=f"Use at least {_RUN}.")
@@ -128,7 +128,7 @@ def distribution_of(
     runs = list(_runs(size, most))
     parts = [run_of(stored, *run) for run in runs]
     values = np.concatenate([as_float64(part) for part in parts])
-    source = None if beside is None else np.concatenate([as_float64(beside(*run)) for run in runs])
+    source = None if other is None else np.concatenate([as_float64(other(*run)) for run in runs])
     low, high = _range([values] if source is None else [values, source])
     kind = tensor.quant_type
     return ValueDistribution(
@@ -301,7 +301,7 @@ def measure_quality(
     workers = threads(jobs)
     with closing(SourceReaders()) as readers, open_model(name, store=store) as model:
         pairs = list(sources_of(model, source))
-        report = begun(
+        report = start_progress(
             progress, sum(source.nbytes for _, output in pairs for source in output.sources)
         )
         tensors = results_of(

@@ -314,15 +314,15 @@ def write_aligned(
     direct: int,
     offset: int,
     data: memoryview,
-    beside: Sequence[tuple[int, Bytes]] = (),
+    extra: Sequence[tuple[int, Bytes]] = (),
 ) -> None:
     """Write all of ``data`` at ``offset``, whole pages around the page cache.
 
     The address of ``data`` and ``offset`` have the same remainder by the page size. ``direct`` is
     the same file by `open_direct`, or -1. Parts of pages go through the cache, and so does what is
-    ``beside``: bytes for other offsets. Interrupted and partial writes go on. Raises: OSError.
+    ``extra``: bytes for other offsets. Interrupted and partial writes go on. Raises: OSError.
     """
-    cached = [(fd, at, part) for at, part in beside]
+    cached = [(fd, at, part) for at, part in extra]
     head = -offset % PAGE
     tail = head + (len(data) - head) // PAGE * PAGE
     if direct >= 0 and tail - head >= DIRECT_FROM:

@@ -33,7 +33,7 @@ from blobstore.errors import (
     from_os_error,
 )
 from blobstore.hashing.stage import HashStage
-from blobstore.io.workers import Progress, silent
+from blobstore.io.workers import Progress, no_progress
 from blobstore.names import Digest
 
 _MAPPED_FROM = 2**14 + 1
@@ -486,7 +486,7 @@ def digests_of(
     readers: Sequence[OpenReader],
     names: Sequence[str] | None = None,
     *,
-    progress: Progress = silent,
+    progress: Progress = no_progress,
     stop: threading.Event | None = None,
 ) -> list[Digest | BlobStoreError]:
     """Return the digest of each reader's bytes, or the error of reading them, in their order.

@@ -169,14 +169,14 @@ class Progress(Protocol):
         """Take note of ``nbytes`` more bytes."""
 
 
-def begun(progress: Progress | None, total: int) -> Progress:
-    """Report ``total`` bytes to ``progress`` and return it; `silent` if it is None."""
+def start_progress(progress: Progress | None, total: int) -> Progress:
+    """Report ``total`` bytes to ``progress`` and return it; `no_progress` if it is None."""
     if progress is None:
-        return silent
+        return no_progress
     if (begin := getattr(progress, "begin", None)) is not None:
         begin(total)
     return progress
 
 
-def silent(_nbytes: int, _name: str, /) -> None:
+def no_progress(_nbytes: int, _name: str, /) -> None:
     """Progress that is not shown."""

@@ -124,7 +124,7 @@ def completed(raw: bytes, path: str, served: ChatModel) -> dict[str, Any]:
         document["messages"] = _messages(given.get("messages"), served.beginning)
         _check_functions("tools", document.get("tools", []))
         if found := sorted(_RESERVED & document.get("chat_template_kwargs", {}).keys()):
-            raise UsageError(f"chat_template_kwargs can't have {', '.join(found)}")
+            raise UsageError(f"chat_template_kwargs must not contain {', '.join(found)}")
         texts = [one["content"] for one in document["messages"]]
     else:
         texts = [given.get("prompt")]
@@ -144,7 +144,9 @@ def _check_values(given: Mapping[str, Any]) -> None:
             checked_number(key, given[key], *limits)
     for key, value in _ONLY_VALUES.items():
         if given.get(key, value) != value:
-            raise UsageError(f"{key} {quoted(given[key])} is not possible: mlx-lm does not have it")
+            raise UsageError(
+                f"{key} {quoted(given[key])} is not possible: mlx-lm does not support it"
+            )
     for kind, wanted, keys in _KINDS:
         for key in keys:
             if key in given and not isinstance(given[key], kind):

@@ -262,7 +262,7 @@ class ChatService:
         self._jobs.put(None)
         self._thread.join(_CLOSE_S)
         if self._thread.is_alive():
-            _log.warning("an answer did not end")
+            _log.warning("an answer was not finished")
 
     def _run(self) -> None:
         while not self._is_closed:

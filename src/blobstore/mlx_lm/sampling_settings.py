@@ -243,7 +243,7 @@ def _of_layer(parameters: Mapping[str, Any], notes: list[str]) -> Iterator[tuple
                 f"the parameters: {error.message} (rule {RULE})", rule=RULE
             ) from None
     if unused:
-        notes.append(f"parameters of the model that mlx-lm does not have: {', '.join(unused)}")
+        notes.append(f"parameters of the model that mlx-lm does not support: {', '.join(unused)}")
 
 
 def _of_generation(generation: Mapping[str, Any], notes: list[str]) -> Iterator[tuple[str, Any]]:
@@ -260,4 +260,4 @@ def _of_generation(generation: Mapping[str, Any], notes: list[str]) -> Iterator[
             notes.append(f"generation_config.json: {error.message}; it was ignored")
     unused = [key for key in _OTHER_GENERATION if generation.get(key) not in (None, 0, 1, [], {})]
     if unused:
-        notes.append(f"generation_config.json: mlx-lm does not have {', '.join(unused)}")
+        notes.append(f"generation_config.json: mlx-lm does not support {', '.join(unused)}")

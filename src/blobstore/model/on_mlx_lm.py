@@ -123,7 +123,7 @@ def _obstacles(model: ModelFacts, module: str | None) -> Iterator[str]:
     if module is None:
         yield _why_unknown(model)
     if not has_tokenizer(model.documents):
-        yield "there is no tokenizer"
+        yield "the tokenizer is missing"
     for tensor in model.tensors:
         if not tensor.fits_mlx:
             yield f"MLX has no {tensor.dtype} arrays like {tensor.name}"

@@ -246,7 +246,7 @@ def _unknown(model: ModelFacts) -> str:
 
 def _obstacles(model: ModelFacts, family: Family) -> Iterator[str]:
     if TOKENIZER not in model.documents:
-        yield f"there is no {TOKENIZER}"
+        yield f"{TOKENIZER} is missing"
     if not model.is_described:
         yield "its blobs do not say their types, nor does config.json (mode)"
     section = _text_section(model)

@@ -61,11 +61,11 @@ def look_packed(
         for name, tensor in tensors.items():
             if not name.endswith(sign.suffix) or tensor.dtype not in sign.dtypes:
                 continue
-            beside = name.removesuffix(sign.suffix) + sign.beside
-            other = everything.get(beside) if sign.beside else tensor
+            companion = name.removesuffix(sign.suffix) + sign.companion
+            other = everything.get(companion) if sign.companion else tensor
             if other is not None and (sign.suffix or _may_be_weight(name, tensor)):
-                shown = f"{quoted(beside)} ({other.dtype} {list(other.shape)})"
-                yield name, sign.reason.format(beside=shown)
+                shown = f"{quoted(companion)} ({other.dtype} {list(other.shape)})"
+                yield name, sign.reason.format(companion=shown)
     for name in tensors:
         if (row := row_of(name, everything)) is not None and row not in IMPORTED:
             yield name, f"{row.name} weights are not imported"
@@ -149,7 +149,7 @@ _Found: TypeAlias = Found[SourceTensor]
 
 def _companions(match: _Found) -> dict[str, SourceTensor]:
     """Return the other tensors of a weight by the suffix of the array that they become."""
-    parts = {stored: match.beside(suffix) for suffix, stored in match.row.companions.items()}
+    parts = {stored: match.companion(suffix) for suffix, stored in match.row.companions.items()}
     return {stored: part for stored, part in parts.items() if part is not None}
 
 

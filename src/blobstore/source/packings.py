@@ -84,7 +84,7 @@ def _mlx(match: _Found) -> _Unpacked:
     if lead != scale_lead or not groups:
         raise UnclearPackingError("MLX's scales do not have the rows of their weights")
     module = match.mlx
-    possible = _AFFINE if match.beside(".biases") is not None else _SMALL_FLOATS
+    possible = _AFFINE if match.companion(".biases") is not None else _SMALL_FLOATS
     if (match.scale.dtype.bits == 8) == (possible is _AFFINE):  # noqa: PLR2004
         possible = ()  # 8-bit scales are those of small floats
     if module is not None:
@@ -161,7 +161,7 @@ def _packed_words(match: _Found) -> _Unpacked:
         raise UnclearPackingError("compressed-tensors' packed weights are not matrices")
     *lead, rows, words = match.tensor.shape
     groups = match.scale.shape[-1] if len(match.scale.shape) > 1 else 1
-    zero_points = match.beside(".weight_zero_point")
+    zero_points = match.companion(".weight_zero_point")
     zeros_are_packed = (
         zero_points is not None and zero_points.dtype is DType.I32 and len(zero_points.shape) > 1
     )
@@ -234,7 +234,7 @@ def _qweight(match: _Found) -> _Unpacked:
         or shape[:-2] != scales[:-2]
         or not math.prod(scales)
     ):
-        raise UnclearPackingError("unknown layout: AWQ and GPTQ have other scales beside qweight")
+        raise UnclearPackingError("unknown layout: AWQ and GPTQ have other scales with qweight")
     *lead, rows, cols = shape
     groups, out = scales[-2:]
     bits, inputs, form = _awq_or_gptq(match, rows, cols, out)
@@ -244,7 +244,7 @@ def _qweight(match: _Found) -> _Unpacked:
 
 def _awq_or_gptq(match: _Found, rows: int, cols: int, out: int) -> tuple[int, int, str]:
     """Return bits, inputs and the convention's name."""
-    zeros, order = match.beside(".qzeros"), match.beside(".g_idx")
+    zeros, order = match.companion(".qzeros"), match.companion(".g_idx")
     if cols != out and cols * _WORD_BITS % out == 0 and cols * _WORD_BITS // out in _CODE_BITS:
         return cols * _WORD_BITS // out, rows, "AWQ"
     said = match.settings.get("bits", match.settings.get("w_bit"))

@@ -262,23 +262,23 @@ _INTEGERS = frozenset({DType.I32, DType.U32, DType.I64})
 class RefusedFormat:
     """How a format is recognised: by a tensor with ``suffix`` and one of ``dtypes``.
 
-    A second tensor has ``beside`` instead of the suffix; ``reason`` names it as ``{beside}``.
+    A second tensor has ``companion`` instead of the suffix; ``reason`` names it as ``{companion}``.
     Without a suffix, weights and experts are meant.
     """
 
     suffix: str
     dtypes: frozenset[DType]
     reason: str
-    beside: str = ""
+    companion: str = ""
 
 
 _NO_INT8 = "weights of 8-bit integers with scales are not imported"
 _NO_COMPRESSED_SCALE = "packed weights need X.weight_scale (F8_E4M3) and X.weight_global_scale"
 _NO_MODELOPT_SCALE = "packed weights need X.weight_scale (F8_E4M3) and X.weight_scale_2"
-_STACKED = "packed experts that are stacked, with {beside}, are not imported"
+_STACKED = "packed experts that are stacked, with {companion}, are not imported"
 _NO_FP8_SCALE = "an FP8 weight without a scale for each block of it (X.weight_scale_inv)"
 _FP8_SCALE = (
-    "its scale {beside} is of another dtype or shape than those of FP8 blocks (BF16, F16 or F32)"
+    "its scale {companion} is of another dtype or shape than those of FP8 blocks (BF16, F16 or F32)"
 )
 REFUSED_FORMATS = (
     RefusedFormat("", FP8 - _E4M3, "only F8_E4M3 weights are decoded"),
@@ -297,9 +297,9 @@ REFUSED_FORMATS = (
     RefusedFormat("", _U8, _STACKED, "_weight_scale"),
     RefusedFormat(".weight", _I8, _NO_INT8, ".weight_scale"),
     RefusedFormat(".weight", _I8, _NO_INT8, ".SCB"),
-    RefusedFormat(".weight", _U32, "{beside} do not fit weights that MLX packed", ".scales"),
-    RefusedFormat(".weight", _U32, "its scales are missing, beside {beside}", ".biases"),
-    RefusedFormat("_blocks", _U8, "{beside} do not fit blocks of gpt-oss", "_scales"),
+    RefusedFormat(".weight", _U32, "{companion} do not fit weights that MLX packed", ".scales"),
+    RefusedFormat(".weight", _U32, "its scales are missing, but not {companion}", ".biases"),
+    RefusedFormat("_blocks", _U8, "{companion} do not fit blocks of gpt-oss", "_scales"),
 )
 """Formats that are refused by name, the most specific first, for tensors that match no row."""
 
@@ -330,7 +330,7 @@ class Found(Generic[_T]):
     def scale(self) -> _T:
         return self.tensors[self.base + self.row.scale]
 
-    def beside(self, suffix: str) -> _T | None:
+    def companion(self, suffix: str) -> _T | None:
         return self.tensors.get(self.base + suffix)
 
     @property

@@ -59,7 +59,7 @@ class HintFile:
             text = read_own(self._path, _LARGEST)
         except BlobStoreError as error:
             if not isinstance(error, NotFoundError):
-                _log.warning("what is known of earlier work can't be read: %s", error)
+                _log.warning("hints can't be read: %s", error)
             return {}
         return {
             key.decode(): value.decode()
@@ -109,7 +109,7 @@ def _writing(path: Path) -> Iterator[None]:
         with os_errors("write", path):
             yield
     except BlobStoreError as error:
-        _log.info("what is known now is not noted: %s", error)
+        _log.info("hints could not be written: %s", error)
 
 
 def _is_ours(path: Path, owner: Path) -> bool:

@@ -93,8 +93,8 @@ class _Manifests(Manifests):
                 return home
         return self._homes[0]
 
-    def spelled(self, name: ModelName) -> ModelName:
-        return self.home_of(name).manifests.spelled(name)
+    def stored_name(self, name: ModelName) -> ModelName:
+        return self.home_of(name).manifests.stored_name(name)
 
     def text(self, name: ModelName) -> bytes:
         return self.home_of(name).manifests.text(name)
@@ -201,7 +201,7 @@ class LayeredStore(Home):
 
     def target(self, name: str | ModelName) -> ModelName:
         """See `Home`: in the spelling of the model that it replaces or hides."""
-        return self.upper.target(self.manifests.spelled(ModelName.of(name)))
+        return self.upper.target(self.manifests.stored_name(ModelName.of(name)))
 
     @contextmanager
     def session(self, *, name: ModelName | None = None) -> Iterator[Any]:

@@ -151,9 +151,9 @@ class _Session(Session):
         named = [blob for blob in manifest.descriptors if blob.digest not in below]
         blobs, manifests = self._store.blobs, self._store.manifests
         with self._store.mutex:
-            spelled = manifests.spelled(name)
-            if spelled != name:
-                raise other_spelling(name, spelled)
+            existing = manifests.stored_name(name)
+            if existing != name:
+                raise other_spelling(name, existing)
             check_expected(name, manifests.all.get(name), expected)
             created = {blob.digest for blob in blobs.missing(named)}
             new = {digest: self._made[digest] for digest in created & self._made.keys()}

@@ -56,9 +56,9 @@ from blobstore.store.sessions import (
     check_reader_size as check_reader_size,
     checked_bytes as checked_bytes,
     damaged as damaged,
+    name_among as name_among,
     of_size as of_size,
     other_spelling as other_spelling,
-    spelled_among as spelled_among,
     unique as unique,
     wrong_bytes as wrong_bytes,
 )
@@ -123,12 +123,12 @@ class Manifests(Protocol):
     def names(self) -> list[ModelName]:
         """Return the names of all models, sorted."""
 
-    def spelled(self, name: ModelName) -> ModelName:
+    def stored_name(self, name: ModelName) -> ModelName:
         """Return a name in the home's spelling, whether the model exists or not: case is ignored.
 
         Raises: AmbiguousNameError if the home has several other spellings.
         """
-        return spelled_among(self.names(), name)
+        return name_among(self.names(), name)
 
     def read(self, name: ModelName) -> Manifest:
         """Return the manifest of ``name``, and the bytes it was read from (`Manifest.raw`).
@@ -208,7 +208,7 @@ class Readable:
 
         Raises: InvalidNameError; NotFoundError; AmbiguousNameError.
         """
-        stored = self.manifests.spelled(ModelName.of(name))
+        stored = self.manifests.stored_name(ModelName.of(name))
         self.manifests.text(stored)
         return stored
 
@@ -282,7 +282,7 @@ class Home(Readable):
 
     def target(self, name: str | ModelName) -> ModelName:
         """Return the name to write a model under: that of the model that it replaces, if any."""
-        return self.manifests.spelled(ModelName.of(name))
+        return self.manifests.stored_name(ModelName.of(name))
 
     def session(self, *, name: ModelName | None = None) -> AbstractContextManager[Session]:
         """Begin to write; ``name``: the model that will be published, if that is known."""

@@ -68,7 +68,7 @@ class Writer(Protocol):
         offset: int,
         data: Any,
         *,
-        beside: Sequence[tuple[int, Any]] = (),
+        extra: Sequence[tuple[int, Any]] = (),
         gap: int = 0,
         aligned: bool = False,
         waits: bool = True,
@@ -76,7 +76,7 @@ class Writer(Protocol):
     ) -> None:
         """Write a contiguous buffer at ``offset``.
 
-        ``beside``: buffers for other offsets, in a gap; they are written before it returns.
+        ``extra``: buffers for other offsets, in a gap; they are written before it returns.
         ``gap``: that many bytes after the buffer belong to this piece and others, none of
         which comes later than the last piece in front of the gap. ``aligned``: the buffer's
         address and ``offset`` are equal modulo the page size. ``waits``: False if bytes before
@@ -311,10 +311,10 @@ def checked_pieces(descriptor: Descriptor, reader: OpenReader) -> Iterator[bytes
 def ambiguous(name: ModelName, spellings: Iterable[ModelName]) -> AmbiguousNameError:
     """Return the error for a name that a home has in several other spellings."""
     message = f"{str(name)!r} may be {' or '.join(map(str, spellings))}: they differ only in case"
-    return AmbiguousNameError(message, model=str(name), hint="Spell it as one of them.")
+    return AmbiguousNameError(message, model=str(name), hint="Use the spelling of one of them.")
 
 
-def spelled_among(names: Iterable[ModelName], name: ModelName) -> ModelName:
+def name_among(names: Iterable[ModelName], name: ModelName) -> ModelName:
     """Return a name in the spelling that ``names`` have, itself if they don't: case is ignored.
 
     Raises: AmbiguousNameError if there are several other spellings.
@@ -327,10 +327,10 @@ def spelled_among(names: Iterable[ModelName], name: ModelName) -> ModelName:
     return spellings[0] if spellings else name
 
 
-def other_spelling(name: ModelName, spelled: ModelName) -> UsageError:
+def other_spelling(name: ModelName, existing: ModelName) -> UsageError:
     """Return the error for publishing a name that the home has in another case."""
-    message = f"there is a model {spelled}, and {name} differs from it only in case"
-    return UsageError(message, model=str(spelled), hint=f"Try again: it will be {spelled}.")
+    message = f"the model {existing} exists, and {name} differs from it only in case"
+    return UsageError(message, model=str(existing), hint=f"Try again: {existing} will be used.")
 
 
 def check_expected(name: ModelName, raw: bytes | None, expected: Expected) -> None:
@@ -418,13 +418,13 @@ class SpoolWriter:
         offset: int,
         data: Any,
         *,
-        beside: Sequence[tuple[int, Any]] = (),
+        extra: Sequence[tuple[int, Any]] = (),
         gap: int = 0,
         aligned: bool = False,  # noqa: ARG002  # through the page cache
         waits: bool = True,  # noqa: ARG002  # no buffer waits
         hashed: Callable[[], None] = lambda: None,
     ) -> None:
-        for at, part in (*beside, (offset, data)):
+        for at, part in (*extra, (offset, data)):
             self._blob.write(at, part)
         hashed()
         with self._mutex:

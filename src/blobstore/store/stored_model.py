@@ -138,7 +138,7 @@ class StoredModel:
     def weight_layers(self) -> tuple[Descriptor, ...]:
         """As `tensor_layers`. Raises: UnsupportedSourceError when the model has none of them."""
         if not (layers := self.tensor_layers):
-            message = f"model {self.name} has no tensor blobs: it is of another kind, GGUF perhaps"
+            message = f"model {self.name} has no tensor blobs: it is of another kind, perhaps GGUF"
             raise UnsupportedSourceError(message, model=str(self.name))
         return layers
 

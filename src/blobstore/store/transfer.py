@@ -30,7 +30,7 @@ from blobstore.errors import (
 from blobstore.formats.documents import Descriptor, Manifest
 from blobstore.formats.signatures import Signature
 from blobstore.io.budget import allow_open_files
-from blobstore.io.workers import Progress, begun, each, threads
+from blobstore.io.workers import Progress, each, start_progress, threads
 from blobstore.names import Digest, ModelName
 from blobstore.store.ports import How, Intake, Readable, Receiver, unique
 from blobstore.store.signing.signed_models import SignaturePolicy
@@ -174,13 +174,13 @@ def add_missing(
     at_once = jobs * hashing.width()
     allow_open_files(3 * at_once)
     missing = session.missing(manifest.descriptors)
-    told = begun(progress, sum(blob.size for blob in missing))
+    report = start_progress(progress, sum(blob.size for blob in missing))
     took: dict[Digest, How] = {}
 
     def take(blob: Descriptor) -> None:
         with source.blobs.open(blob) as reader:
             took[blob.digest] = session.add(blob, reader)
-        told(blob.size, blob.name or str(blob.digest))
+        report(blob.size, blob.name or str(blob.digest))
 
     each(missing, take, 1 if session.in_sequence else min(at_once, len(missing)), name="transfer")
     return took

@@ -182,9 +182,9 @@ class BlobTests(HomeTests):
         data = data_of(8192 + gap)
         made: list[Finished] = []
         with closing(session.writer(len(data), made.append)) as writer:
-            writer.put(4096 + gap, data[4096 + gap :], beside=[(4096, data[4096 : 4096 + half])])
+            writer.put(4096 + gap, data[4096 + gap :], extra=[(4096, data[4096 : 4096 + half])])
             rest = (4096 + half, data[4096 + half : 4096 + gap])
-            writer.put(0, data[:4096], beside=[rest], gap=gap)
+            writer.put(0, data[:4096], extra=[rest], gap=gap)
         (blob,) = made
         assert blob.digest == Digest.of(data)
         check_published(home, session, data)

@@ -159,7 +159,7 @@ class ReadingTests(HomeNames):
             assert readable.find(name) == ModelName.parse(written)
         other = ModelName.parse("other")
         with suppress(AmbiguousNameError):
-            assert readable.manifests.spelled(other) == other
+            assert readable.manifests.stored_name(other) == other
 
     def test_transfer_to_another_home(self, readable: Readable, source: MemoryStore) -> None:
         target = MemoryStore()

@@ -314,7 +314,7 @@ ROUTES: tuple[ApiRoute, ...] = (
         ("a", "b"),
         is_slow=True,
     ),
-    ApiRoute("/api/usage", "What blobs take.", Usage, _usage),
+    ApiRoute("/api/usage", "Sizes of blobs.", Usage, _usage),
     ApiRoute(
         "/api/damage",
         "The last result of `blobstore verify` for the store.",
@@ -356,7 +356,7 @@ _PARAMETERS = {
 }
 _PROBLEMS = {
     "400": "A parameter is missing, unknown, or given too often.",
-    "404": "There is no such model or tensor.",
+    "404": "The model or tensor does not exist.",
     "409": "The model is damaged, or of a kind without such an answer.",
     "421": "The server is not meant for this Host.",
     "431": "The request's head, with its address, is too large.",

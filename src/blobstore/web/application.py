@@ -239,9 +239,9 @@ def _document(content_type: str, body: bytes) -> _Handler:
 
 async def _refuse(_request: Request, error: Exception) -> Response:
     if not isinstance(error, HTTPException):
-        return problem(FAILED, "an error of the server, which its log describes")
+        return problem(FAILED, "an internal error; see the server's log")
     status = error.status_code
-    says = "there is nothing at this address" if status == NOT_FOUND else "impossible request"
+    says = "not found" if status == NOT_FOUND else "impossible request"
     answer = problem(status, says)
     answer.headers.update(error.headers or {})
     return answer
@@ -340,7 +340,7 @@ def _refusal(error: OSError, host: str, port: int) -> BlobStoreError:
     place = f"port {port} of {host}"
     if error.errno == errno.EADDRINUSE:
         return StorageError(
-            f"{place} is taken by another process",
+            f"{place} is in use by another process",
             hint="Is it being served already? --port N uses another one, --port 0 any free one.",
             errno=error.errno,
         )

@@ -145,7 +145,7 @@ _HANDLERS: dict[Any, Any] = {
 
 
 def _unknown(_request: Request) -> Response:
-    raise RefusedError(404, "NAME_UNKNOWN", "there is nothing at this address")
+    raise RefusedError(404, "NAME_UNKNOWN", "not found")
 
 
 class ServedModels:
@@ -428,14 +428,14 @@ def _digest(text: str) -> Digest:
 def _refusal(error: BlobStoreError, unknown: str) -> RefusedError:
     """Return the answer for an error. The library's message names files, so the log gets it."""
     if isinstance(error, NotFoundError | UsageError):
-        return RefusedError(404, unknown, "the repository does not have it")
+        return RefusedError(404, unknown, "not found in the repository")
     _log.warning("/v2/: %s", error)
     if isinstance(error, CorruptDataError | LimitExceededError):
         code = "MANIFEST_INVALID" if unknown == "MANIFEST_UNKNOWN" else "SIZE_INVALID"
-        return RefusedError(409, code, "it is damaged in the store: blobstore verify says how")
+        return RefusedError(409, code, "it is damaged in the store: blobstore verify shows how")
     if isinstance(error, RemoteError) and error.temporary:
         return RefusedError(503, "UNAVAILABLE", "the bucket does not answer")
-    return RefusedError(500, "UNKNOWN", "it can't be read: the server's log says why")
+    return RefusedError(500, "UNKNOWN", "it can't be read; see the server's log")
 
 
 def _json(body: Any, status: int, **fields: str) -> Response:

@@ -91,7 +91,7 @@ def model_report(
     that is damaged.
     """
     diff, errors = None, None
-    beside: dict[str, ValueReader] = {}
+    compared: dict[str, ValueReader] = {}
     with ExitStack() as stack:
         model = stack.enter_context(open_model(name, store=store))
         kept = kept_quality(store, model.name, model.manifest.digest)
@@ -108,7 +108,7 @@ def model_report(
             ]
             others = stack.enter_context(open_model(against, store=store))
             # Of another shape, a run of the one is not a run of the other.
-            beside = {
+            compared = {
                 key: partial(stored_values, other)
                 for key, other in others.items()
                 if key in model
@@ -122,7 +122,7 @@ def model_report(
                 kept, measured=None, against=source_label(against), result=document_of(measured)
             )
             readers = stack.enter_context(closing(SourceReaders()))
-            beside = {
+            compared = {
                 tensor.name: source_values(made_from, readers)
                 for tensor, made_from in sources_of(model, against)
             }
@@ -143,7 +143,7 @@ def model_report(
         drawn = []
         for key in _choose_tensors(answers["tensors"], errors or ()):
             with suppress(UnsupportedSourceError):  # a type that is not drawn: the page says why
-                drawn.append(distribution_plot(distribution_of(model[key], beside.get(key))))
+                drawn.append(distribution_plot(distribution_of(model[key], compared.get(key))))
                 answers[f"plots/distribution {key}"] = drawn[-1]
     plots |= {f"distribution-{number}": plot for number, plot in enumerate(drawn, 1)}
     return ModelReport(str(model.name), answers, diff, plots)

@@ -251,7 +251,7 @@ def test_the_command(host: str, coded: Store, capsys: pytest.CaptureFixture[str]
     assert printed["name"] == f"{host}/a/m:image"
     assert printed["moved"] == {"blobs": len(manifest.descriptors), "bytes": manifest.size}
     assert run([*line[:-1]]) == 0
-    assert f"{len(manifest.descriptors)} were there" in capsys.readouterr().out
+    assert f"{len(manifest.descriptors)} reused" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

@@ -40,9 +40,9 @@ def test_an_import_says_what_it_made(cli: Cli, source: Path) -> None:
     ).splitlines()
     assert first == f"tiny:int4   {cli.store.manifest('tiny:int4').digest.short}"
     assert re.fullmatch(r"65\.7 KB in, [0-9.]+ KB stored, 8\.61 bits per weight", sizes)
-    assert re.fullmatch(r"9 blobs: 9 new \([0-9.]+ KB\), 0 were there", blobs)
+    assert re.fullmatch(r"9 blobs: 9 new \([0-9.]+ KB\), 0 reused", blobs)
     assert re.fullmatch(r"[0-9.]+ s, [0-9.]+ [KMGT]?B/s", rate)
-    assert runs_in.startswith("Does not run in mlx-lm 0.32.2: there is no tokenizer; ")
+    assert runs_in.startswith("Does not run in mlx-lm 0.32.2: the tokenizer is missing; ")
     assert coverage == "6 of 6 tensors and 2 of 2 files stored"
 
 

@@ -91,7 +91,7 @@ def test_modelspec_large_metadata_and_notes(cli: Cli, tmp_path: Path) -> None:
     write_checkpoint(tmp_path / "c")
     (tmp_path / "c" / "other\x1b.safetensors").touch()
     assert cli.text("inspect", tmp_path / "c").splitlines()[-1] == (
-        "Note: not counted, for they are not among the checkpoint's files: 'other\\x1b.safetensors'"
+        "Note: not part of the checkpoint, not counted: 'other\\x1b.safetensors'"
     )
 
 

@@ -117,8 +117,8 @@ def test_show_as_text(cli: Cli, source: Path) -> None:
         "size": "37.9 KB",
         "layers": "8",
         "tensors": "6",
-        "runs in mlx-lm": "no: there is no tokenizer (0.32.2)",
-        "runs in Ollama": "no: there is no tokenizer.json (0.33.0-rc2)",
+        "runs in mlx-lm": "no: the tokenizer is missing (0.32.2)",
+        "runs in Ollama": "no: the tokenizer is missing.json (0.33.0-rc2)",
     }
     rows = table(tensors)
     assert (rows[0], len(rows)) == (["TENSOR", "TYPE", "SHAPE", "SIZE"], 7)

@@ -23,7 +23,7 @@ import blobstore
 from blobstore.cli.main import app, run
 from blobstore.cli.output import age, duration, parse_size, printable, progress_bar, with_flags
 from blobstore.errors import UsageError
-from blobstore.io.workers import begun
+from blobstore.io.workers import start_progress
 
 EVIL = "evil\x1b]0;owned\x07\x1b[31m\u202e\n\x9b"
 
@@ -113,7 +113,7 @@ def test_a_tensor_name_is_no_markup_of_the_bar(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
     with progress_bar() as progress:
         assert progress is not None
-        begun(progress, 10)
+        start_progress(progress, 10)
         for name in ("\\[/foo]", "[bold]", "[/]", "\x1b[2J"):
             progress(2, name)
 

@@ -135,7 +135,7 @@ def test_a_conversation_needs_a_terminal(
     assert run(["run", "m", "--json"]) == 2
     assert run(["run", "m"]) == 2
     printed = capsys.readouterr().err
-    assert "--json has one document" in printed
+    assert "--json prints one document" in printed
     assert "the output is not a terminal" in printed
 
 

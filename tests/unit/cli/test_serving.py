@@ -69,4 +69,4 @@ def test_a_taken_port_is_told_before_the_model_is_loaded(store: Store, cli: Cli)
     store.blobs.path.mkdir(parents=True)
     with socket.create_server(("127.0.0.1", 0)) as taken:
         error = cli.refused("serve", "--lm", "missing", "--port", taken.getsockname()[1], code=1)
-    assert "is taken by another process" in error
+    assert "is in use by another process" in error

@@ -73,9 +73,7 @@ def test_a_single_file_beside_shards_is_what_counts(tmp_path: Path) -> None:
     found = inspect(folder)
     assert found.parameter_count == {"F32": 3}
     names = ", ".join(f"'model-0000{number}-of-00005.safetensors'" for number in (1, 2, 3))
-    assert found.notes == (
-        f"not counted, for they are not among the checkpoint's files: {names} and 2 more",
-    )
+    assert found.notes == (f"not part of the checkpoint, not counted: {names} and 2 more",)
 
 
 def test_an_index_of_another_name(tmp_path: Path) -> None:

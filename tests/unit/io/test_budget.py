@@ -175,7 +175,7 @@ def test_links_to_one_file_are_counted_once(tmp_path: Path) -> None:
     (tmp_path / "e.safetensors").write_bytes(ONE)
     found = inspect(tmp_path)
     assert [file.name for file in found.files] == ["a.safetensors", "e.safetensors"]
-    assert "2 files are counted, each for itself" in found.notes[0]
+    assert "2 separate files are counted" in found.notes[0]
     assert "links to files that are: 'b.safetensors', 'd.safetensors'" in found.notes[1]
 
 

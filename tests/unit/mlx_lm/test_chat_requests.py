@@ -125,7 +125,7 @@ REFUSED: dict[str, tuple[str, dict[str, Any]]] = {
     "tools is not a list of obj": (CHAT, {"tools": [{"function": 5}]}),
     "content of a message": (CHAT, {"messages": [{"role": "user", "content": [{"type": "text"}]}]}),
     "chat_template_kwargs is": (CHAT, {"chat_template_kwargs": [1]}),
-    "chat_template_kwargs can't have chat_template": (
+    "chat_template_kwargs must not contain chat_template": (
         CHAT,
         {"chat_template_kwargs": {"chat_template": "x"}},
     ),

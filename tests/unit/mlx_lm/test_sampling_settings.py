@@ -83,7 +83,7 @@ def test_an_invalid_value_of_the_command_line_is_wrong_use() -> None:
 def test_unknown_parameters_are_said() -> None:
     layer = {"num_gpu": 1, "temperature": 0.5, "mirostat_new": 2}
     notes = choose_sampling({}, layer, {}, None)[1]
-    assert notes == ("parameters of the model that mlx-lm does not have: mirostat_new, num_gpu",)
+    assert notes == ("parameters of the model that mlx-lm does not support: mirostat_new, num_gpu",)
 
 
 def test_what_transformers_would_do_and_mlx_lm_does_not_is_said() -> None:
@@ -91,7 +91,7 @@ def test_what_transformers_would_do_and_mlx_lm_does_not_is_said() -> None:
     notes = choose_sampling({}, {}, generation, None)[1]
     assert [note.partition(",")[0] for note in notes] == [
         "generation_config.json: top_k is 'x'",
-        "generation_config.json: mlx-lm does not have num_beams",
+        "generation_config.json: mlx-lm does not support num_beams",
     ]
 
 

@@ -88,7 +88,7 @@ IN_MLX_LM: list[tuple[ModelFacts, Runs, str]] = [
     ),
     (model("BailingMoeV2_5ForCausalLM", "bailing_hybrid"), YES, "bailing_hybrid, int4"),
     (with_documents(LLAMA, "config.json", "tokenizer.model"), YES, "llama, int4"),
-    (with_documents(LLAMA, "config.json"), NO, "there is no tokenizer"),
+    (with_documents(LLAMA, "config.json"), NO, "the tokenizer is missing"),
     (replace(LLAMA, tensors=(F64,)), NO, "MLX has no F64 arrays like model.inv_freq"),
     (
         model("LlamaForCausalLM", "llama", SCALED),
@@ -132,7 +132,7 @@ IN_OLLAMA: list[tuple[ModelFacts, Runs, str]] = [
         NO,
         "its runner has no New",
     ),
-    (with_documents(LLAMA, "config.json", "tokenizer.model"), NO, "there is no tokenizer.json"),
+    (with_documents(LLAMA, "config.json", "tokenizer.model"), NO, "the tokenizer is missing.json"),
     (replace(LLAMA, is_described=False), NO, "do not say their types"),
     (
         ModelFacts({"architectures": ["Qwen3ForCausalLM"]}, DOCUMENTS, (NESTED,)),

@@ -33,7 +33,7 @@ def test_a_port_that_is_taken() -> None:
         port = taken.getsockname()[1]
         error = refused("127.0.0.1", port)
     assert isinstance(error, StorageError)
-    assert error.message == f"port {port} of 127.0.0.1 is taken by another process"
+    assert error.message == f"port {port} of 127.0.0.1 is in use by another process"
 
 
 @pytest.mark.parametrize(

@@ -139,11 +139,11 @@ class Reply:
         if response.headers.defects:
             raise self.refuse("answers with an invalid head")
         if length is not None and coding is not None:
-            raise self.refuse("gives its answer two lengths: Content-Length and Transfer-Encoding")
+            raise self.refuse("answers with both Content-Length and Transfer-Encoding")
         if length is not None and _LENGTH.fullmatch(length) is None:
             raise self.refuse(f"answers with the Content-Length {length[:40]!r}")
         if coding is not None and not response.chunked:
-            raise self.refuse(f"answers in the transfer coding {coding[:40]!r}")
+            raise self.refuse(f"uses the transfer coding {coding[:40]!r}")
         self.length = None if length is None else int(length)
         has_body = has_body and self.status not in _WITHOUT_BODY
         self._left = self.length if has_body else 0
@@ -171,7 +171,7 @@ class Reply:
         coding = ", ".join(self.values("content-encoding"))
         if coding not in ("", "identity"):
             self.close()
-            raise self.refuse(f"answers in the coding {coding[:40]!r}, and identity was asked for")
+            raise self.refuse(f"answers in the coding {coding[:40]!r}; identity was requested")
 
     def chunks(self, *, at_once: bool = True) -> Iterator[bytes]:
         """Yield the body in pieces, as they come if ``at_once``, else of a useful size.
@@ -199,7 +199,7 @@ class Reply:
                 break
             yield chunk
         if left:
-            raise self.refuse(f"sends another number of bytes than {nbytes:,}")
+            raise self.refuse(f"does not send the declared number of bytes, {nbytes:,}")
 
     def whole(self, limit: int) -> bytes:
         """Return the body. Raises: LimitExceededError beyond ``limit`` bytes; as `chunks`."""
@@ -373,7 +373,7 @@ class HttpClient(Closing):
         while at < end:
             before = at
             failure = RemoteError(
-                f"{name}: {attempt + 1} replies did not bring the bytes {begin}-{end - 1}"
+                f"{name}: {attempt + 1} replies did not contain the bytes {begin}-{end - 1}"
                 " (rule R1)",
                 rule="R1",
                 path=name,

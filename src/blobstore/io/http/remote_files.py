@@ -322,7 +322,7 @@ def _read_first(reply: Reply) -> tuple[bytes, int]:
         return reply.whole(FIRST_READ), reply.length
     if reply.status == _NOT_SATISFIABLE:
         if _EMPTY.fullmatch(reply.field("content-range") or "") is None:
-            raise reply.refuse("answers that it has no first byte, and not that it is empty")
+            raise reply.refuse("answers that byte 0 does not exist, but not that the file is empty")
         return b"", 0
     end, size = check_part(reply, 0, FIRST_READ)
     head = bytearray()

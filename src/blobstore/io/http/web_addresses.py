@@ -170,7 +170,7 @@ def redirected(target: RequestTarget, location: str | None, *, from_public: bool
     """
     here = target.address
     if location is None:
-        raise here.refuse("redirects to nowhere")
+        raise here.refuse("redirects without a Location")
     there = here.join(location)
     if here.scheme == "https" and there.scheme == "http":
         raise here.refuse(f"redirects from https to http: {there}")

@@ -72,7 +72,7 @@ from blobstore.store.ports import (
     blob_not_found,
     check_blob_size,
     checked_bytes,
-    spelled_among,
+    name_among,
     unique,
 )
 from blobstore.store.sessions import Spool
@@ -374,8 +374,8 @@ class FixedManifests(Manifests):
     def in_order(self) -> list[ModelName]:
         return list(self._raw)
 
-    def spelled(self, name: ModelName) -> ModelName:
-        return spelled_among(self._spellings.get(name.folded, ()), name)
+    def stored_name(self, name: ModelName) -> ModelName:
+        return name_among(self._spellings.get(name.folded, ()), name)
 
     def read(self, name: ModelName) -> Manifest:
         return Manifest.parse(self.text(name), f"{self._what}: the manifest of {name}")

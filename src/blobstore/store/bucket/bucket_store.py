@@ -141,7 +141,7 @@ class BucketStore(Home):
 
     def find(self, name: _Name) -> ModelName:
         """See `Readable`: the manifest is not read, so one that is too large can be removed."""
-        stored = self.manifests.spelled(ModelName.of(name))
+        stored = self.manifests.stored_name(ModelName.of(name))
         if not self.manifests.has(stored):
             self.manifests.text(stored)  # raises the error of a missing one
         return stored
@@ -322,8 +322,8 @@ class BucketSession(Session):
         manifests = self._home.manifests
         self.keep()
         raw, version = manifests.state(name)
-        if raw is None and (spelled := manifests.spelled(name)) != name:
-            raise other_spelling(name, spelled)
+        if raw is None and (existing := manifests.stored_name(name)) != name:
+            raise other_spelling(name, existing)
         if expected is not None and raw not in expected:
             raise lost_race(name, raw)
         self._check([blob for blob in named if self._there.get(blob.digest) != blob.size])
@@ -354,7 +354,7 @@ class BucketSession(Session):
 def lost_race(name: ModelName, now: bytes | None) -> ConflictError:
     """Return the error for a tag that another writer moved."""
     if now is None:
-        message = f"another writer removed {name} meanwhile, or there never was one"
+        message = f"another writer removed {name} meanwhile, or it never existed"
     else:
         message = f"another writer moved {name} meanwhile: it is {Digest.of(now)}"
     return ConflictError(message, model=str(name), hint="Check the model, and try again.")

@@ -48,7 +48,7 @@ from blobstore.store.ports import (
     Blobs,
     Manifests,
     check_blob_size,
-    spelled_among,
+    name_among,
     unique,
     wrong_bytes,
 )
@@ -116,8 +116,8 @@ class BucketManifests(Manifests):
         """Return the objects among the manifests whose keys are not those of models."""
         return [state for state in self._bucket.objects(MANIFESTS) if model_of(state.key) is None]
 
-    def spelled(self, name: ModelName) -> ModelName:
-        return name if self.has(name) else spelled_among(self.names(), name)
+    def stored_name(self, name: ModelName) -> ModelName:
+        return name if self.has(name) else name_among(self.names(), name)
 
     def has(self, name: ModelName) -> bool:
         """Return True if the bucket has a model of exactly this name."""

@@ -22,7 +22,7 @@ from blobstore.formats.documents import TENSOR_MEDIA_TYPE, Manifest, ModelConfig
 from blobstore.formats.safetensors.header import header_of
 from blobstore.formats.strictjson import MAX_CONFIG
 from blobstore.io.ranges import BytesReader, FileReader, OpenReader, digests_of
-from blobstore.io.workers import Progress, each, silent
+from blobstore.io.workers import Progress, each, no_progress
 from blobstore.names import Digest, ModelName
 from blobstore.store.ports import Care
 from blobstore.store.stored import Settings, UnclearTypeError, stored_tensors
@@ -242,7 +242,7 @@ class BlobChecks:
     def _check(
         self,
         blobs: Sequence[tuple[str, Sequence[BlobReference]]],
-        progress: Progress = silent,
+        progress: Progress = no_progress,
         stop: threading.Event | None = None,
     ) -> list[BlobCheck]:
         """Return the checks of blobs, given in hex digits, and the references to each.

@@ -19,7 +19,7 @@ from typing import Annotated
 from blobstore.errors import BlobStoreError, NotFoundError, UsageError
 from blobstore.formats.checkpoint import settings_of
 from blobstore.formats.documents import TENSOR_MEDIA_TYPE, Manifest
-from blobstore.io.workers import Progress, begun, threads
+from blobstore.io.workers import Progress, start_progress, threads
 from blobstore.names import Digest, ModelName
 from blobstore.store.care.checks import BlobChecks, Users
 from blobstore.store.ports import Care, OddFile, Readable
@@ -187,10 +187,10 @@ def verify(
         if chosen or not names:
             below = lower if is_own else ()
             runs.append(_Run(one, chosen if names else None, below, sample, quick=quick))
-    told = begun(progress, sum(sum(map(run.checks.size, run.chosen)) for run in runs))
+    report = start_progress(progress, sum(sum(map(run.checks.size, run.chosen)) for run in runs))
     for run in filter(lambda run: run.chosen, runs):
         usual = run.care.at_once if jobs is None else None
-        run.checks.run(run.chosen, usual or threads(jobs), told)
+        run.checks.run(run.chosen, usual or threads(jobs), report)
     return VerifyResult(
         sum(len(run.chosen) for run in runs),
         sum(run.checks.hashed for run in runs),

@@ -159,7 +159,7 @@ def refuse_links(folder: Path, parts: Iterable[str]) -> None:
         place = f"{place}/{part}"
         with os_errors("access", place):
             if stat.S_ISLNK(mode_of(place)):
-                message = f"{place} is a symbolic link, and none is followed here"
+                message = f"{place} is a symbolic link; links are not followed here"
                 raise StorageError(message, path=place)
 
 

@@ -218,7 +218,7 @@ class ManifestFolder(Manifests):
                 raise StorageError(f"{link}, which does not exist", path=str(self.path), hint=hint)
             yield from walk(self.path, depth)
 
-    def spelled(self, name: ModelName) -> ModelName:
+    def stored_name(self, name: ModelName) -> ModelName:
         """See `Manifests`: names that differ only in case are one model, as for Ollama.
 
         An exact match wins. The parts of a missing model take the spelling of existing folders. So

@@ -232,7 +232,7 @@ class PackedModels(Readable):
         self._lease = lease
 
     def find(self, name: str | ModelName) -> ModelName:
-        stored = self.manifests.spelled(ModelName.of(name))
+        stored = self.manifests.stored_name(ModelName.of(name))
         self.manifests.require(stored)
         return stored
 
@@ -249,7 +249,7 @@ class PackedModels(Readable):
         """
         parsed = ModelName.of(name)
         return _unless_closed(
-            lambda: self.manifests.has(self.manifests.spelled(parsed)), otherwise=False
+            lambda: self.manifests.has(self.manifests.stored_name(parsed)), otherwise=False
         )
 
     def nbytes(self) -> int:
@@ -328,7 +328,7 @@ class PackedModels(Readable):
             for name in self.manifests.names()
             if name.folded in folded
         ]
-        reason = "a whole model has its name"
+        reason = "an unpacked model has its name"
         return [*(Leftover(path, file_size(path), reason) for path in hidden), *self.unneeded()]
 
     def remove_unneeded(self) -> Removal:

@@ -134,7 +134,7 @@ class BlobWriter:
         offset: int,
         data: Any,
         *,
-        beside: Sequence[tuple[int, Any]] = (),
+        extra: Sequence[tuple[int, Any]] = (),
         gap: int = 0,
         aligned: bool = False,
         waits: bool = True,
@@ -143,7 +143,7 @@ class BlobWriter:
         """See `Writer`. Raises: StorageError (no space, I/O); CorruptDataError."""
         view = memoryview(data).cast("B")
         # Bytes that will be read back are best left in the page cache.
-        self._write(offset, view, beside, aligned=aligned and waits)
+        self._write(offset, view, extra, aligned=aligned and waits)
         end = offset + len(view)
         if waits:
             self._hash.add(offset, Piece(len(view), lambda: view, hashed))
@@ -169,12 +169,12 @@ class BlobWriter:
             self._direct = open_direct(self._path) if is_large else -1
 
     def _write(
-        self, offset: int, view: memoryview, beside: Sequence[tuple[int, Any]], *, aligned: bool
+        self, offset: int, view: memoryview, extra: Sequence[tuple[int, Any]], *, aligned: bool
     ) -> None:
         if self._fd < 0:
             self._open()
         with os_errors("write", self._path):
-            write_aligned(self._fd, self._direct if aligned else -1, offset, view, beside)
+            write_aligned(self._fd, self._direct if aligned else -1, offset, view, extra)
 
     def _read_back(self, start: int, length: int) -> memoryview:
         data = memoryview(bytearray(length))
@@ -438,9 +438,9 @@ class LocalSession(Session):
         A file system that ignores case may spell the folders of a name in its own way and still
         find them under the name: then both spellings are the same model.
         """
-        spelled = self._manifests.spelled(name)
-        if spelled != name and self._manifests.has(spelled) and not self._manifests.has(name):
-            raise other_spelling(name, spelled)
+        existing = self._manifests.stored_name(name)
+        if existing != name and self._manifests.has(existing) and not self._manifests.has(name):
+            raise other_spelling(name, existing)
 
     def replace(self, blobs: Iterable[Finished | Descriptor]) -> dict[Digest, Stamp]:
         """Make those of ``blobs`` that this session made visible, durably; return changed stamps.

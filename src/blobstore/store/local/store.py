@@ -34,7 +34,7 @@ from blobstore.errors import (
 )
 from blobstore.formats.documents import Descriptor, Manifest
 from blobstore.io.durable import check_one_mount
-from blobstore.io.workers import Progress, begun, each, threads
+from blobstore.io.workers import Progress, each, start_progress, threads
 from blobstore.names import ModelName
 from blobstore.store.local.session import LocalSession
 from blobstore.store.local.store_folder import FolderCare, StoreFolder
@@ -126,14 +126,14 @@ def _write(
     missing = packed.missing(blobs)
     there = [blob for blob in unique(blobs) if blob not in missing]
     each(there, packed.check, min(jobs, len(there)), name="pack")
-    told = begun(progress, sum(blob.size for blob in missing))
+    report = start_progress(progress, sum(blob.size for blob in missing))
 
     def write(blob: Descriptor) -> None:
         path = folder / f"packed-{blob.digest.hex}"
         with store.blobs.open(blob) as reader:
             write_packed(path, blob, reader)
         packed.add(path, blob.digest)
-        told(blob.size, blob.name or str(blob.digest))
+        report(blob.size, blob.name or str(blob.digest))
 
     each(missing, write, min(jobs, len(missing)), name="pack")
     packed.settle()
@@ -220,7 +220,7 @@ class Store(StoreFolder, Home):
         Raises: InvalidNameError; NotFoundError, also for a packed model; AmbiguousNameError if the
         store has several spellings, but not this one; StorageError.
         """
-        stored = self.manifests.spelled(ModelName.of(name))
+        stored = self.manifests.stored_name(ModelName.of(name))
         if not self.manifests.has(stored):
             if self.packed.has(stored):
                 hint = f"blobstore unpack {stored} restores it."
@@ -239,7 +239,7 @@ class Store(StoreFolder, Home):
         A model of the name that a newer Ollama has is logged as a warning: a write loses nothing.
         Raises: InvalidNameError; AmbiguousNameError; StorageError.
         """
-        stored = self.manifests.spelled(ModelName.of(name))
+        stored = self.manifests.stored_name(ModelName.of(name))
         if self.is_packed(stored):
             stored = self.packed.find(stored)
         with suppress(StorageError):
@@ -307,8 +307,8 @@ class Store(StoreFolder, Home):
 
     def is_packed(self, name: str | ModelName) -> bool:
         """Return True if the model of that name is packed. Raises: as `find`, but NotFoundError."""
-        spelled = self.manifests.spelled(ModelName.of(name))
-        return not self.manifests.has(spelled) and self.packed.has(name)
+        existing = self.manifests.stored_name(ModelName.of(name))
+        return not self.manifests.has(existing) and self.packed.has(name)
 
     def _name_packed(self, source: _Name, target: _Name, *, moves: bool) -> ModelName:
         """Give a packed model a name that no model has; with ``moves`` it loses the old one."""

@@ -388,7 +388,7 @@ def _odd_mode(path: Path) -> str | None:
 
 def _odd_blob(entry: os.DirEntry[str]) -> str:
     if _PARTIAL.fullmatch(entry.name):
-        return "Ollama is pulling it, or did not finish"
+        return "a pull by Ollama, running or unfinished"
     kind = _kind(entry.stat(follow_symlinks=False).st_mode)
     return "its name is not a blob's" if kind is None else f"it is {kind}"
 

@@ -134,7 +134,7 @@ class RegistryApi:
             raise reply.refuse("answers without a Location")
         there = reply.address.join(reference)
         if there.origin != self.root.origin:
-            raise reply.address.refuse(f"goes on at another server, {there}")
+            raise reply.address.refuse(f"continues at another server, {there}")
         return there
 
     @contextmanager

@@ -133,7 +133,7 @@ def realm_target(
     try:
         realm = WebAddress.parse(text)
     except UsageError:
-        raise refused(registry, "names its token server by what is not a web address") from None
+        raise refused(registry, "names a token server whose address is invalid") from None
     if realm.scheme == "http" and registry.scheme == "https":
         raise refused(registry, f"names a token server without TLS: {realm}")
     if _is_own(realm, registry) or realm.authority in named:

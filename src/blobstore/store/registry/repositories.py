@@ -224,7 +224,7 @@ class Uploads:
             if reply.status == NOT_FOUND:
                 return None
             if reply.length is None:
-                raise reply.refuse("does not say the size of a blob")
+                raise reply.refuse("does not send the size of a blob")
             return reply.length
 
     def mount(self, digest: Digest, source: str) -> bool:
@@ -322,7 +322,7 @@ class RegistryManifests(Manifests):
         )
         return sorted(name for name in models if name is not None)
 
-    def spelled(self, name: ModelName) -> ModelName:
+    def stored_name(self, name: ModelName) -> ModelName:
         """See `Manifests`. A registry tells tags apart by case; a repository is written in one."""
         self._check_host(name)
         if name in self._pinned or self.digest(name) is not None:
@@ -419,7 +419,7 @@ class RegistryManifests(Manifests):
         following: WebAddress | None = address
         while following is not None:
             if following in seen or len(seen) == _MOST_PAGES:
-                raise address.refuse("has a list without an end", "R1")
+                raise address.refuse("has an endless list", "R1")
             seen.add(following)
             request = Request("GET", (OK, NOT_FOUND))
             with self.api.request(following, scope, request, _MAX_PAGE, budget) as reply:
@@ -430,7 +430,7 @@ class RegistryManifests(Manifests):
                 following = self.api.joined(reply, reference) if reference is not None else None
             texts = page.get(key) or []  # null: docker-registry's, for a repository without tags
             if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
-                raise address.refuse("answers with something else than a list of names", "R1")
+                raise address.refuse("does not answer with a list of names", "R1")
             yield from texts
 
     def _address(self, name: ModelName, reference: str) -> WebAddress:

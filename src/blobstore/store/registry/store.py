@@ -184,9 +184,9 @@ class RegistrySession(Session):
         named = unique(blob for blob in manifest.descriptors if blob.digest not in below)
         self._api.at_once(named, partial(self._bring, repository_of(name)))
         with self._publishing:
-            spelled = self._manifests.spelled(name)
-            if spelled != name:
-                raise other_spelling(name, spelled)
+            existing = self._manifests.stored_name(name)
+            if existing != name:
+                raise other_spelling(name, existing)
             if expected is not None:
                 check_expected(name, self._manifests.raw(name), expected)
             self._manifests.put(name, manifest)

@@ -256,7 +256,7 @@ def test_odd_files_are_shown_and_no_damage(store: Store, tmp_path: Path) -> None
     assert reasons[b"folder"] == "it is a folder"
     for end in (b"-partial-0", b".tmp"):
         part = b"sha256-" + b"a" * 64 + end
-        assert reasons[part] == "Ollama is pulling it, or did not finish"
+        assert reasons[part] == "a pull by Ollama, running or unfinished"
     assert reasons[b"sha256-\xff"] == reasons[b"notes"] == "its name is not a blob's"
     assert reasons[b"er"] == "it is 5 levels deep, and manifests are 4"
     assert reasons[b"link"] == "it is a symbolic link"

@@ -162,7 +162,7 @@ def test_blobs_of_the_same_bytes_at_once(tmp_path: Path) -> None:
 def test_a_file_that_ends_in_a_gap_is_an_error(tmp_path: Path) -> None:
     back: list[int] = []
     with writing(tmp_path, 200) as (writer, _):
-        writer.put(50, bytes(50), beside=[(100, bytes(100))], gap=100)
+        writer.put(50, bytes(50), extra=[(100, bytes(100))], gap=100)
         os.truncate(tmp_path / "x", 150)
         with pytest.raises(CorruptDataError, match=r"ends at byte 150 of 200"):
             writer.put(0, bytes(50), hashed=lambda: back.append(1))
