@@ -277,8 +277,7 @@ def _read_folder(folder: Folder, notes: list[str]) -> tuple[Groups, ShardIndex |
     distinct = _distinct(folder, others)
     if len(distinct) > 1:
         notes.append(
-            f"no index and no model.safetensors: {len(distinct):,} files are counted, each for"
-            " itself"
+            f"no index and no model.safetensors: {len(distinct):,} separate files are counted"
         )
     if links := sorted({*others} - {*distinct}):
         notes.append(f"links to counted files, not counted again: {_some(links)}")

@@ -69,7 +69,7 @@ def test_prune_and_undo(cli: Cli) -> None:
     assert [(blob["size"], blob["kept"]) for blob in dry["blobs"]] == [(6, False), (9, True)]
     assert blob_path(cli.store, b"orphan").exists()
     moved, spared = cli.text("prune").splitlines()[-2:]
-    assert moved.startswith("Moved 1 blob (6 B) to the trash: prune --undo brings back what is")
+    assert moved.startswith("Moved 1 blob (6 B) to the trash: prune --undo restores it, the")
     assert spared == "Spared 1 blob (9 B) within the grace time"
     assert cli.json("prune", "--undo")["restored"] == 1
     assert "is empty" in cli.refused("prune", "--undo", code=1)

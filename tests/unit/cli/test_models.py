@@ -118,7 +118,7 @@ def test_show_as_text(cli: Cli, source: Path) -> None:
         "layers": "8",
         "tensors": "6",
         "runs in mlx-lm": "no: the tokenizer is missing (0.32.2)",
-        "runs in Ollama": "no: the tokenizer is missing.json (0.33.0-rc2)",
+        "runs in Ollama": "no: tokenizer.json is missing (0.33.0-rc2)",
     }
     rows = table(tensors)
     assert (rows[0], len(rows)) == (["TENSOR", "TYPE", "SHAPE", "SIZE"], 7)

@@ -225,7 +225,7 @@ def test_a_plan_of_another_version(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.undo()
     assert read_plan(path).blobs  # it decides as this one does
     path.write_text(path.read_text().replace("int4", "int8"))
-    with pytest.raises(DocumentError, match=r"was made by blobstore 0.0.9, and .* otherwise"):
+    with pytest.raises(DocumentError, match=r"was made by blobstore 0.0.9, and .* differently"):
         read_plan(path)
     path.write_text('{"version": 1, "quant_type": null}')
     with pytest.raises(DocumentError, match="of version 1, which earlier versions"):

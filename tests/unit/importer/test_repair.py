@@ -129,7 +129,7 @@ def test_documents_are_made_again_usual_options_too(
         assert len(repair_model("m", moved, store=store).repaired) == 2
         assert contents(store) == before
     else:
-        with pytest.raises(UsageError, match="not known"):
+        with pytest.raises(UsageError, match="are unknown"):
             repair_model("m", source, store=store)
 
 

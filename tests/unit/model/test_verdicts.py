@@ -132,7 +132,7 @@ IN_OLLAMA: list[tuple[ModelFacts, Runs, str]] = [
         NO,
         "its runner has no New",
     ),
-    (with_documents(LLAMA, "config.json", "tokenizer.model"), NO, "the tokenizer is missing.json"),
+    (with_documents(LLAMA, "config.json", "tokenizer.model"), NO, "tokenizer.json is missing"),
     (replace(LLAMA, is_described=False), NO, "do not say their types"),
     (
         ModelFacts({"architectures": ["Qwen3ForCausalLM"]}, DOCUMENTS, (NESTED,)),

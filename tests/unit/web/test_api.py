@@ -83,7 +83,7 @@ def test_results_are_null_until_they_are_kept(client: Client) -> None:
         ("/api/model?name=%ff", 400, "not percent-encoded UTF-8"),
         ("/api/models?" + "&" * 70, 400, "too long"),
         ("/api/plots/frontier?" + "model=a&" * 61, 400, "is given 61 times, at most 60"),
-        ("/api/../etc/passwd", 404, "nothing at this address"),
+        ("/api/../etc/passwd", 404, "not found"),
     ],
 )
 def test_errors_are_documents(client: Client, target: str, status: int, says: str) -> None:

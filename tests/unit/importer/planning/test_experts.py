@@ -97,7 +97,7 @@ def test_projections_are_sorted_and_their_experts_numbered() -> None:
     ],
 )
 def test_a_gap_in_the_expert_numbers_is_named(present: tuple[str, ...], missing: str) -> None:
-    with pytest.raises(UnsupportedSourceError, match="must all be there") as caught:
+    with pytest.raises(UnsupportedSourceError, match="must all exist") as caught:
         projections(GROUP, map(tensor, present))
     assert caught.value.tensor == f"{GROUP}.{missing}"
 

@@ -164,7 +164,7 @@ def test_a_rule_for_no_tensor_is_an_error(rule: str) -> None:
     ],
 )
 def test_a_rule_that_nothing_can_follow_is_an_error(tensor: SourceTensor, rule: str) -> None:
-    with pytest.raises(UsageError, match="for nothing that can be quantized so") as caught:
+    with pytest.raises(UsageError, match="matches no tensor that can be quantized so") as caught:
         plan_of([tensor, source_tensor("other", 4)], rule)
     assert caught.value.tensor == tensor.name
 
