@@ -176,7 +176,10 @@ def test_links_to_one_file_are_counted_once(tmp_path: Path) -> None:
     found = inspect(tmp_path)
     assert [file.name for file in found.files] == ["a.safetensors", "e.safetensors"]
     assert "2 separate files are counted" in found.notes[0]
-    assert "links to counted files, not counted again: 'b.safetensors', 'd.safetensors'" in found.notes[1]
+    assert (
+        "links to counted files, not counted again: 'b.safetensors', 'd.safetensors'"
+        in found.notes[1]
+    )
 
 
 @pytest.mark.parametrize(("read", "indexed"), [(inspect, True), (read_inventory, False)])
