@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, settings
 
+from blobstore.model import on_mlx_lm
 from blobstore.store.local.store import Store, open_store
 
 # The machine may be small and busy: no deadlines. The same examples every time, so that a run says
@@ -34,6 +35,9 @@ _HINTS = (".blobstore/lock", ".blobstore/names", ".blobstore/hints/")
 # A shell lets jobs in the background ignore Ctrl-C, and so would the commands that tests interrupt.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+# Commands run in the tests' process, and this switch is for a process that ends with its command.
+on_mlx_lm.without_package_code = lambda: None
 
 gc.disable()  # until the tests are collected: thousands of objects are made, and all stay
 

@@ -78,7 +78,9 @@ _SCRIPTS = {"bash": _BASH, "zsh": _ZSH, "fish": _FISH}
 
 
 def completion(
-    shell: Annotated[str, Argument(metavar="bash|zsh|fish", help="The shell that is to read it.")],
+    shell: Annotated[
+        str, Argument(metavar="bash|zsh|fish", help="Shell to generate the script for.")
+    ],
 ) -> None:
     """Print a shell's completion script. Use it as in: source <(blobstore completion bash)."""
     if shell not in _SCRIPTS:

@@ -385,7 +385,7 @@ def _edit_text(file: str, edit: blobstore.MetadataEdit) -> str:
     if edit.copied_bytes is None:
         return f"Edited {name} in place" if edit.changed else f"{name} has these metadata already"
     took = f"{edit.seconds:.2f} s, {rate(edit.copied_bytes, edit.seconds)}"
-    return f"Wrote {name} anew: {size(edit.copied_bytes)} in {took}"
+    return f"Rewrote {name}: {size(edit.copied_bytes)} in {took}"
 
 
 def _show_metadata(values: Mapping[str, str], as_json: bool) -> None:

@@ -304,7 +304,7 @@ def _show_import(result: blobstore.ImportResult) -> None:
     stored = f"{size(result.source_bytes)} in, {size(result.stored_bytes)} stored"
     emit(f"{stored}, {result.bits_per_weight:.2f} bits per weight")
     saved = f" ({size(result.saved_bytes)} saved)" if result.saved_bytes else ""
-    recalled = f", {result.recalled} not made again" if result.recalled else ""
+    recalled = f", {result.recalled} recalled from an earlier import" if result.recalled else ""
     new = f"{result.created} new ({size(result.new_bytes)})"
     emit(f"{counted(result.blobs, 'blob')}: {new}, {result.reused} reused{saved}{recalled}")
     emit(f"{result.seconds:.2f} s, {rate(result.source_bytes, result.seconds)}")
@@ -430,11 +430,11 @@ def parse_shard(text: str) -> tuple[int, int]:
 
 def _show_work(result: WorkResult) -> None:
     if result.made:
-        done = f"{result.made} of {counted(result.tasks, 'task')} done now"
+        done = f"{result.made} of {counted(result.tasks, 'task')} of this shard done"
         emit(f"{done}: {counted(result.blobs, 'blob')}, {size(result.stored_bytes)}")
         emit(f"{result.seconds:.2f} s, {rate(result.source_bytes, result.seconds)}")
     else:
-        emit(f"{counted(result.tasks, 'task')}, all done before")
+        emit(f"{counted(result.tasks, 'task')}, all done already")
     emit("blobstore commit PLAN publishes the model when all shards are done")
 
 

@@ -382,7 +382,7 @@ def _reason(blob: Descriptor, plan: ImportPlan, chosen: list[PlannedBlob]) -> st
         return f"{what} differs in the source; texts of a Modelfile need that file"
     if any(layer.name == blob.name for layer in chosen):
         return (
-            "the source gives it other bytes: it is another source, "
+            "the source makes other bytes of it: it is another source, "
             "or another version of blobstore wrote the model"
         )
     if any(layer.name == blob.name for layer in plan.blobs):

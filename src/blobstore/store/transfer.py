@@ -154,7 +154,9 @@ def transfer(
                 if signatures and target.signatures is not None:
                     added = target.signatures.add(new, manifest.digest, signatures)
                 elif signatures:
-                    _log.warning("the signatures of %s are not copied: the target keeps none", old)
+                    _log.warning(
+                        "the signatures of %s were not copied: the target can't store them", old
+                    )
                 session.publish(new, manifest)
         blobs, nbytes = Counter[How](), Counter[How]()
         for blob in unique(manifest.descriptors):

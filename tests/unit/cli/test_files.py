@@ -250,7 +250,7 @@ def test_get_and_set(metadata: Metadata, monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_set_says_what_it_did(metadata: Metadata) -> None:
-    assert metadata("set", "k", "v" * 90).startswith(f"Wrote {metadata.file} anew: 9 B in ")
+    assert metadata("set", "k", "v" * 90).startswith(f"Rewrote {metadata.file}: 9 B in ")
     assert metadata("set", "k", "w") == f"Edited {metadata.file} in place\n"
     assert metadata("set", "k", "w") == f"{metadata.file} has these metadata already\n"
 

@@ -230,7 +230,7 @@ def test_the_commands_say_how_to_go_on(
     assert run(["work", str(plan), *store]) == 0
     assert "commit PLAN publishes the model" in capsys.readouterr().out
     assert run(["work", str(plan), *store]) == 0
-    assert "all done before" in capsys.readouterr().out
+    assert "all done already" in capsys.readouterr().out
     assert run(["commit", str(plan), "m:int4", "--verify", "--json", *store]) == 0
     for line in (
         ["work"],

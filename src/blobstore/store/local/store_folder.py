@@ -172,8 +172,8 @@ _KINDS = {
 }
 """By the first letter of a mode, as ls shows it; the others are files."""
 _LOST = (
-    "the manifest of its model is gone, and blobs that only it needed are there:"
-    " repair brings it back, until prune"
+    "the manifest of its model is missing, but its blobs exist:"
+    " repair restores it until prune removes them"
 )
 
 

@@ -273,7 +273,7 @@ def test_a_manifest_that_is_lost_is_shown_and_no_damage(model: Store, tmp_path: 
     result = verify(model)
     (odd,) = result.odd
     assert (result.is_sound, odd.path.parts[-2:]) == (True, ("m", "latest"))
-    assert "repair brings it back" in odd.reason
+    assert "repair restores it" in odd.reason
     assert repair_model("m", tmp_path / "s", store=model).manifest_restored
     assert verify(model).odd == ()
 
