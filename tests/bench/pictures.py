@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from support import PYCODE, PYCODE_MOE, ROOT
-from support.browser import NARROW, WIDE, Theme, Watched, chromium, watched
+from support.browser import WIDE, Theme, Watched, chromium, watched
 from support.page_store import keep_errors, served
 
 import blobstore
@@ -55,15 +55,9 @@ class Picture(NamedTuple):
 GATE = "model.layers.0.mlp.gate_proj.weight"
 MODEL: dict[str, str | list[str]] = {"name": "pycode-5m:int4"}
 PICTURES = (
-    Picture("models", "/", {}),
     Picture("model", "/model", MODEL, size=(1280, 900)),
-    Picture("model-dark", "/model", MODEL, "dark", size=(1280, 900)),
     Picture("tensor", "/model", {**MODEL, "tensor": GATE, "search": "layers.0"}, part="#tensors"),
-    Picture("errors-dark", "/model", MODEL, "dark", part="#errors"),
     Picture("compare", "/compare", {"model": [f"pycode-5m:{kind}" for kind in TYPES]}),
-    Picture("usage-dark", "/usage", {}, "dark"),
-    Picture("narrow", "/model", MODEL, size=NARROW),
-    Picture("narrow-dark", "/", {}, "dark", size=NARROW),
 )
 
 
