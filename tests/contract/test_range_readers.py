@@ -8,6 +8,7 @@ from pathlib import Path
 from uuid import uuid4
 
 import pytest
+from support.retry_policies import patient_policy
 from support.servers import Server, part, server as run_server
 
 from blobstore.errors import (
@@ -35,7 +36,7 @@ def server() -> Iterator[Server]:
 @pytest.fixture(scope="module")
 def remote() -> Iterator[Remote]:
     """A client."""
-    with Remote() as made:
+    with Remote(retry_policy=patient_policy(backoff_s=0.001)) as made:
         yield made
 
 

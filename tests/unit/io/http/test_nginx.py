@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 from support.corpus import INDEX_NAME, refusal
 from support.nginx import Nginx, nginx as run_nginx
-from support.published import COUNTS, shards, write
+from support.sparse import write_sparse_folder
 
 from blobstore.errors import CorruptDataError, NotFoundError
 from blobstore.formats.safetensors.header import header_of
@@ -19,14 +19,13 @@ from blobstore.source.web import WebFolder
 from .conftest import KIB, open_all, safetensors_file
 
 pytestmark = pytest.mark.lab
-BLOOM = "bigscience/bloom"
+SHARDS = 72
 
 
 @pytest.fixture(scope="module")
 def nginx(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nginx]:
-    """A web server of one published repository, laid out as the Hub has it."""
+    """A web server of the files below a folder."""
     root = tmp_path_factory.mktemp("hub")
-    write(BLOOM, root / BLOOM / "resolve" / "main")
     with run_nginx(tmp_path_factory.mktemp("nginx"), root) as running:
         yield running
 
@@ -38,17 +37,18 @@ def remote() -> Iterator[Remote]:
         yield made
 
 
-def test_bloom_is_inspected_with_a_request_a_shard(nginx: Nginx, remote: Remote) -> None:
+def test_a_checkpoint_is_inspected_with_a_request_a_shard(nginx: Nginx, remote: Remote) -> None:
+    tensors = {f"h.{layer}.weight": ("BF16", (1000, 1000)) for layer in range(SHARDS)}
+    write_sparse_folder(nginx.root / "sharded", tensors, shards=SHARDS)
     nginx.requests()
-    address = f"{nginx.url}/{BLOOM}/resolve/main"
-    folder = WebFolder(remote, address)
-    names = sorted(set(ShardIndex.parse(folder.read(INDEX_NAME, MAX_INDEX)).weight_map.values()))
-    assert names == sorted(shards(BLOOM))
-    assert len(open_all(folder, names)) == 72
+    folder = WebFolder(remote, f"{nginx.url}/sharded")
+    places = ShardIndex.parse(folder.read(INDEX_NAME, MAX_INDEX)).weight_map
+    assert places.keys() == tensors.keys()
+    assert len(open_all(folder, sorted(places.values()))) == SHARDS
     asked = nginx.requests()
-    assert len(asked) == 73
+    assert len(asked) == 1 + SHARDS
     assert len({request.connection for request in asked}) <= 16
-    assert dict(inspect(address).parameter_count) == COUNTS[BLOOM]
+    assert dict(inspect(f"{nginx.url}/sharded").parameter_count) == {"BF16": SHARDS * 10**6}
 
 
 def test_a_large_header_takes_two_requests(nginx: Nginx, remote: Remote) -> None:
