@@ -4,15 +4,23 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
 from support.corpus import Case, accepted, case_id, load, refusal, rejected
-from support.hostile_pulls import CERTIFICATES, PULLS
-from support.hostile_pushes import PUSHES
-from support.hostile_registry import NAME, REPOSITORY, TAG, Scene, scene
-from support.servers import Asked, reply
+from support.hostile_registry import (
+    CERTIFICATES,
+    NAME,
+    PULLS,
+    PUSHES,
+    REPOSITORY,
+    TAG,
+    Scene,
+    is_catalog,
+    is_manifest,
+    scene,
+)
+from support.servers import reply
 from support.shared_models import tensor_blob
 from support.small_registry import digest_of
 from support.stores import commit_model
@@ -110,7 +118,7 @@ def test_another_manifest_than_the_pinned_one(tmp_path: Path) -> None:
         document = made.document
         document["layers"].pop()
         other = json.dumps(document).encode()
-        made.change(lambda asked: reply(200, body=other) if "/manifests/" in asked.target else None)
+        made.change(is_manifest, reply(200, body=other))
         made.play()
         store = open_store(tmp_path / "store")
         error = refusal(lambda: pull(f"{made.name}@{digest_of(made.raw)}", store, name=NAME))
@@ -121,14 +129,9 @@ def test_another_manifest_than_the_pinned_one(tmp_path: Path) -> None:
 def test_pages_of_a_list_stay_at_the_registry(tmp_path: Path) -> None:
     with scene(tmp_path, is_push=False) as made:
         link = f'Link: <{made.there.at("v2/_catalog")}>; rel="next"'
-        made.elsewhere(lambda _: reply(200, body=b'{"repositories":[]}'))
-        made.change(
-            lambda asked: (
-                reply(200, link, body=b'{"repositories":[]}')
-                if "_catalog" in asked.target
-                else None
-            )
-        )
+        empty = b'{"repositories":[]}'
+        made.there.play(lambda _: reply(200, body=empty))
+        made.change(is_catalog, reply(200, link, body=empty))
         made.play()
         assert made.there.host in str(refusal(made.names))
         assert made.played[1].asked == []
@@ -140,11 +143,7 @@ def test_a_list_without_an_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     body = json.dumps({"repositories": ["x" * 1000] * 10}).encode()
     numbers = itertools.count()
     with scene(tmp_path, is_push=False) as made:
-
-        def page(asked: Asked) -> Iterable[bytes] | None:
-            link = f'Link: </v2/_catalog?last={next(numbers)}>; rel="next"'
-            return reply(200, link, body=body) if "_catalog" in asked.target else None
-
-        made.change(page)
+        link = 'Link: </v2/_catalog?last={}>; rel="next"'
+        made.change(is_catalog, lambda _: reply(200, link.format(next(numbers)), body=body))
         made.play()
         assert "limit exceeded" in str(refusal(made.names))

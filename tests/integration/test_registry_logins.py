@@ -74,7 +74,7 @@ def test_push_and_pull_behind_a_token_server(
         token_server(tmp_path / "key") as tokens,
         registry(tmp_path / "registry", tokens=tokens) as server,
     ):
-        monkeypatch.setenv("BLOBSTORE_REALMS", f"127.0.0.1:{tokens.port}")
+        monkeypatch.setenv("BLOBSTORE_REALMS", tokens.host)
         there = f"{server.host}/team/m:latest"
         push = ["push", "m", "--to", there, "--store", str(store.root)]
         assert run(push) == 1

@@ -1,4 +1,4 @@
-"""A hostile registry: the scene of each case of the corpus, with two origins on loopback.
+"""A hostile registry: the corpus's cases, pulled from (`PULLS`) and pushed to (`PUSHES`), by id.
 
 A case changes a scene of a small model before it is pulled or pushed. The registry is at 127.0.0.1,
 the other origin at 127.0.0.2. Both count what they send, and see what they are sent.
@@ -6,12 +6,17 @@ the other origin at 127.0.0.2. Both count what they send, and see what they are 
 
 from __future__ import annotations
 
+import gzip
 import json
+import os
 import re
 import ssl
+import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
+from email.utils import formatdate
+from itertools import chain, repeat
 from pathlib import Path
 from typing import Any
 
@@ -28,26 +33,37 @@ from blobstore.store.local.store import Store
 from blobstore.store.registry.logins import Login, Secret
 from blobstore.store.registry.store import RegistryStore
 from support import FIXTURES
-from support.servers import Asked, Script, Server, server as run_server
+from support.servers import (
+    WAIT,
+    Answer,
+    Asked,
+    Script,
+    Server,
+    head,
+    part,
+    redirect,
+    reply,
+    server as run_server,
+)
 from support.shared_models import tensor_blob
-from support.small_registry import Change, SmallRegistry, digest_of
+from support.small_registry import SmallRegistry, digest_of, unsized
 
 TLS = FIXTURES / "tls"
 REPOSITORY, TAG, NAME = "library/tiny", "int4", "tiny:int4"
-SECRET = "swordfish"  # noqa: S105  # of no account
-TOKEN = "token-of-the-registry"  # noqa: S105
 RETRIES = RetryPolicy(
     connect_s=100, silence_s=100, deadline_s=250, backoff_s=0.002, longest_wait_s=5
 )
-IMPATIENT = replace(RETRIES, silence_s=0.3)
-"""For a registry that stops in the middle; with attempts for a machine that stops now and then."""
-KIB = 2**10
-SLACK = 64 * KIB
+SLACK = 64 * 2**10
 """Bytes that may come beyond what a body declared, as the corpus says."""
-_KERNEL = 192 * KIB
+_KERNEL = 192 * 2**10
 """What the kernel may hold on both sides of a connection."""
+_SECRET, _TOKEN = "swordfish", "token-of-the-registry"  # of no account
+_SECRETS = (_SECRET, _TOKEN, "YWxpY2U6")  # the last: base64 of "alice:"
 _SIZES = (100, 20_000, 20_001, 300_000)
-_SECOND = "127.0.0.2"
+_ZEROS = bytes(64 * 2**10)
+_WRONG_DIGEST = f"Docker-Content-Digest: {digest_of(b'another')}"
+_METADATA = "http://169.254.169.254/latest/meta-data/"
+_FILE = "file:///etc/passwd"
 
 
 @dataclass
@@ -58,8 +74,9 @@ class Scene:
     there: Server
     store: Store
     certificate: Path | None
-    blobs: list[bytes] = field(default_factory=list)
-    raw: bytes = b""
+    blobs: list[bytes]
+    """The config, and layers of which the last is the largest."""
+    raw: bytes
     registry: SmallRegistry = field(default_factory=SmallRegistry)
     policy: RetryPolicy = RETRIES
     is_public: Callable[[str], bool] = lambda _: False
@@ -83,23 +100,80 @@ class Scene:
         return f"{self.host}/{REPOSITORY}:{TAG}"
 
     @property
-    def big(self) -> str:
-        """The digest of the largest blob."""
-        return digest_of(max(self.blobs, key=len))
+    def big(self) -> bytes:
+        """The largest blob."""
+        return self.blobs[-1]
 
-    def change(self, change: Change) -> None:
-        """Put a change before those that there are."""
+    def change(
+        self, when: Callable[[Asked], bool], answer: list[bytes] | Answer, most: int = 10**9
+    ) -> None:
+        """Give these requests another answer, ``most`` times at most; before earlier changes."""
+        count = 0
 
-        def counted(asked: Asked) -> Iterable[bytes] | None:
-            changed = change(asked)
-            self.changed += changed is not None
-            return changed
+        def change(asked: Asked) -> Iterable[bytes] | None:
+            nonlocal count
+            if count == most or not when(asked):
+                return None
+            count += 1
+            self.changed += 1
+            return answer(asked) if callable(answer) else answer
 
-        self.registry.changes.insert(0, counted)
+        self.registry.changes.insert(0, change)
 
-    def elsewhere(self, answer: Callable[[Asked], Iterable[bytes]]) -> None:
-        """Say what the other origin answers."""
-        self.there.play(answer)
+    def change_big(self, answer: list[bytes] | Answer, most: int = 10**9) -> None:
+        """Give another answer for the bytes of the largest blob."""
+        end = f"/blobs/{digest_of(self.big)}"
+        self.change(
+            lambda asked: asked.method == "GET" and asked.target.endswith(end), answer, most
+        )
+
+    def break_off(self, answer: list[bytes] | Answer, *lines: str) -> None:
+        """End the first reply for the largest blob in its middle; ``answer`` the next ones."""
+        self.change_big(answer)
+        self.change_big([self.half(*lines)], most=1)
+
+    def half(self, *lines: str) -> bytes:
+        """Return a reply that ends in the middle of the largest blob."""
+        length = f"Content-Length: {len(self.big)}"
+        return head(200, length, *lines) + self.big[: len(self.big) // 2]
+
+    def redirect(self, location: str, there: list[bytes] | None = None) -> None:
+        """Redirect requests for the largest blob; the other origin answers ``there``."""
+        if there is not None:
+            self.there.play(lambda _: there)
+        self.change_big(redirect(location, 307))
+
+    def ask_for_token(
+        self,
+        realm: str,
+        scope: str = "repository:library/tiny:pull",
+        body: bytes = json.dumps({"token": _TOKEN}).encode(),
+    ) -> None:
+        """Answer 401 to what comes without a token, and ``body`` at /token."""
+        challenge = f'Bearer realm="{realm}",service="registry",scope="{scope}"'
+        self.change(
+            lambda asked: asked.fields.get("authorization") != f"Bearer {_TOKEN}",
+            reply(401, f"WWW-Authenticate: {challenge}"),
+        )
+        self.change(lambda asked: asked.target.startswith("/token"), reply(200, body=body))
+
+    def lie(self, **layer: Any) -> None:
+        """Change the last layer in the manifest."""
+        document = self.document
+        document["layers"][-1] |= layer
+        self.declared[digest_of(self.big)] = document["layers"][-1]["size"]
+        self.put(document)
+
+    def put(self, document: dict[str, Any]) -> None:
+        """Replace the manifest in the registry; its blobs stay."""
+        self.raw = json.dumps(document).encode()
+        self.registry.put(REPOSITORY, TAG, self.raw, ())
+
+    @property
+    def document(self) -> dict[str, Any]:
+        """The manifest, as a dictionary of its own."""
+        made: dict[str, Any] = json.loads(self.raw)
+        return made
 
     def home(self) -> RegistryStore:
         """Return the registry as the client sees it, with the login of a user."""
@@ -109,9 +183,8 @@ class Scene:
             ca_file=None if self.certificate is None else str(self.certificate),
             is_public=self.is_public,
         )
-        login = Login("alice", Secret(SECRET))
-        scheme = "http" if self.certificate is None else "https"
-        return RegistryStore(self.host, client, address=f"{scheme}://{self.host}", login=login)
+        login = Login("alice", Secret(_SECRET))
+        return RegistryStore(self.host, client, address=self.here.at("").rstrip("/"), login=login)
 
     def pull(self) -> object:
         """Pull the model."""
@@ -139,36 +212,20 @@ class Scene:
                 found[f"{asked.method} {asked.target}"] = beyond
         return found
 
-    def credentials_elsewhere(self) -> list[str]:
-        """Return the targets of the other origin's requests that carry anything secret."""
-        _, there = self.played
-        return [
-            asked.target
-            for asked in there.asked
-            if "authorization" in asked.fields
-            or any(one in f"{asked.target} {asked.fields} {asked.body!r}" for one in _SECRETS)
-        ]
-
-    def put(self, document: dict[str, Any] | bytes) -> None:
-        """Replace the manifest in the registry; its blobs stay."""
-        raw = document if isinstance(document, bytes) else json.dumps(document).encode()
-        self.registry.put(REPOSITORY, TAG, raw, ())
-        self.raw = raw
-
-    @property
-    def document(self) -> dict[str, Any]:
-        """The manifest, as a dictionary of its own."""
-        made: dict[str, Any] = json.loads(self.raw)
-        return made
-
     def _declared(self, asked: Asked) -> int:
-        if "/manifests/" in asked.target:
+        if is_manifest(asked):
             return max(len(self.raw), self.manifest_limit)
         digest = re.search(r"sha256:[0-9a-f]{64}$", asked.target)
         return self.declared.get(digest[0], 0) if digest else 0
 
-
-_SECRETS = (SECRET, TOKEN, "YWxpY2U6")  # the last: base64 of "alice:"
+    def credentials_elsewhere(self) -> list[str]:
+        """Return the targets of the other origin's requests that carry anything secret."""
+        return [
+            asked.target
+            for asked in self.played[1].asked
+            if "authorization" in asked.fields
+            or any(one in f"{asked.target} {asked.fields} {asked.body!r}" for one in _SECRETS)
+        ]
 
 
 @contextmanager
@@ -182,30 +239,28 @@ def scene(folder: Path, *, is_push: bool, certificate: str | None = None) -> Ite
     if path is not None:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.load_cert_chain(path, TLS / "key.pem")
+    blobs = [b"{}", *(tensor_blob(f"layer{at}", size) for at, size in enumerate(_SIZES))]
+    raw = json.dumps(_document(blobs)).encode()
     with ExitStack() as stack:
         here = stack.enter_context(run_server("127.0.0.1", context, counting=True))
-        there = stack.enter_context(run_server(_SECOND, counting=True))
-        made = Scene(here, there, open_store(folder / "store"), path)
-        made.blobs = [b"{}", *(tensor_blob(f"layer{at}", size) for at, size in enumerate(_SIZES))]
-        made.raw = json.dumps(_document(made.blobs)).encode()
-        made.declared = {digest_of(data): len(data) for data in made.blobs}
+        there = stack.enter_context(run_server("127.0.0.2", counting=True))
+        made = Scene(here, there, open_store(folder / "store"), path, blobs, raw)
+        made.declared = {digest_of(data): len(data) for data in blobs}
         if is_push:
-            keep(made.store, made.raw, made.blobs)
+            _keep(made.store, raw, blobs)
         else:
-            made.registry.put(REPOSITORY, TAG, made.raw, made.blobs)
+            made.registry.put(REPOSITORY, TAG, raw, blobs)
         made.run = made.push if is_push else made.pull
         yield made
 
 
-def keep(store: Store, raw: bytes, blobs: Iterable[bytes]) -> None:
+def _keep(store: Store, raw: bytes, blobs: list[bytes]) -> None:
     """Write a model into a store by hand."""
-    folder = store.root / "blobs"
-    folder.mkdir(parents=True, exist_ok=True)
-    for data in blobs:
-        (folder / digest_of(data).replace(":", "-")).write_bytes(data)
-    path = store.root.joinpath("manifests", *ModelName.parse(NAME).path_parts)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(raw)
+    files = {store.root / "blobs" / digest_of(one).replace(":", "-"): one for one in blobs}
+    files[store.root.joinpath("manifests", *ModelName.parse(NAME).path_parts)] = raw
+    for path, data in files.items():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(data)
 
 
 def _document(blobs: list[bytes]) -> dict[str, Any]:
@@ -216,3 +271,254 @@ def _document(blobs: list[bytes]) -> dict[str, Any]:
     ]
     config = {"mediaType": CONFIG_MEDIA_TYPE, **config}
     return {"schemaVersion": 2, "mediaType": MANIFEST, "config": config, "layers": named}
+
+
+# Pulls
+
+
+def is_manifest(asked: Asked) -> bool:
+    """Return True for a request for a manifest."""
+    return "/manifests/" in asked.target
+
+
+def is_catalog(asked: Asked) -> bool:
+    """Return True for a request for the list of repositories."""
+    return asked.target.startswith("/v2/_catalog")
+
+
+def _chunked(data: bytes, *, end: bytes = b"") -> list[bytes]:
+    """Return a chunked reply, which lacks its last chunk without ``end``."""
+    return [head(200, "Transfer-Encoding: chunked") + b"%x\r\n%b\r\n%b" % (len(data), data, end)]
+
+
+def _manifest_5mib(scene: Scene) -> None:
+    scene.manifest_limit = 4 * 2**20
+    long = [scene.raw.ljust(len(_ZEROS)), *[b" " * len(_ZEROS)] * 79]
+    scene.change(is_manifest, [unsized(200), *long])
+
+
+def _manifest_index(scene: Scene) -> None:
+    entry = {"mediaType": scene.document["mediaType"], "size": 1, "digest": digest_of(b"x")}
+    index = "application/vnd.oci.image.index.v1+json"
+    scene.put({"schemaVersion": 2, "mediaType": index, "manifests": [entry]})
+
+
+def _layer_size_lie_small(scene: Scene) -> None:
+    scene.lie(size=10)
+    scene.change_big(lambda _: chain([unsized(200)], repeat(_ZEROS, 10_000)))
+
+
+def _layer_size_lie_big(scene: Scene) -> None:
+    scene.lie(size=10**9)
+    scene.change_big(reply(200, body=b"0123456789"))
+
+
+def _blob_resume_wrong_range(scene: Scene) -> None:
+    size = len(scene.big)
+    line = f"Content-Range: bytes 7-{size - 1}/{size}"
+    scene.break_off(reply(206, line, body=scene.big[7:]))
+
+
+def _blob_416_complete(scene: Scene) -> None:
+    whole = _chunked(scene.big)
+    scene.change_big(lambda asked: part(asked, scene.big) if "range" in asked.fields else whole)
+
+
+def _blob_stall(scene: Scene) -> None:
+    """With attempts for a machine that stops now and then."""
+    scene.policy = replace(RETRIES, silence_s=0.3)
+    scene.change_big(lambda _: chain([scene.half()], repeat(WAIT, 3000)))
+
+
+def _redirect_cdn_401(scene: Scene) -> None:
+    realm = f'WWW-Authenticate: Bearer realm="{scene.there.at("token")}",service="cdn"'
+    token, refused = reply(200, body=b'{"token":"x"}'), reply(401, realm)
+    scene.there.play(lambda asked: token if asked.target.startswith("/token") else refused)
+    scene.redirect(scene.there.at("blob"))
+
+
+def _redirect_there(scene: Scene) -> None:
+    scene.redirect(scene.there.at("blob"), reply(200, body=scene.big))
+
+
+def _redirect_loopback(scene: Scene) -> None:
+    scene.is_public = lambda address: address == scene.here.host
+    _redirect_there(scene)
+
+
+def _redirect_metadata(scene: Scene) -> None:
+    scene.is_public = lambda address: address == scene.here.host
+    scene.redirect(_METADATA)
+
+
+def _redirect_loop(scene: Scene) -> None:
+    back = scene.here.at(f"v2/{REPOSITORY}/blobs/{digest_of(scene.big)}")
+    scene.redirect(scene.there.at("blob"), redirect(back, 307))
+
+
+def _auth_realm_other_host(scene: Scene) -> None:
+    scene.there.play(lambda _: reply(200, body=b'{"token":"x"}'))
+    scene.ask_for_token(scene.there.at("token"))
+
+
+def _auth_token_100mb(scene: Scene) -> None:
+    scene.ask_for_token(scene.here.at("token"))
+    scene.change(
+        lambda asked: asked.target.startswith("/token"),
+        lambda _: chain([unsized(200), b'{"token":"'], repeat(b"t" * len(_ZEROS), 1600)),
+    )
+
+
+def _auth_401_loop(scene: Scene) -> None:
+    """The token that is given is never taken."""
+    scene.ask_for_token(scene.here.at("token"), body=b'{"token":"x"}')
+
+
+def _rate_429_date(scene: Scene) -> None:
+    soon = formatdate(time.time() + 1.5, usegmt=True)
+    scene.change(lambda _: True, reply(429, f"Retry-After: {soon}"), most=1)
+
+
+def _catalog_endless_link(scene: Scene) -> None:
+    link = 'Link: </v2/_catalog?n=1000&last=a>; rel="next"'
+    scene.change(is_catalog, reply(200, link, body=b'{"repositories":["library/tiny"]}'))
+    scene.run = scene.names
+
+
+def _nothing(_scene: Scene) -> None:
+    """Change nothing: the registry's certificate is what is wrong, or its ordinary replies."""
+
+
+PULLS: dict[str, Callable[[Scene], None]] = {
+    "registry-manifest-digest-header-wrong": lambda scene: scene.change(
+        is_manifest, reply(200, _WRONG_DIGEST, body=scene.raw)
+    ),
+    "registry-manifest-5MiB": _manifest_5mib,
+    "registry-manifest-index": _manifest_index,
+    "registry-manifest-bad-digest-layer": lambda scene: scene.lie(digest="sha256:../../x"),
+    "registry-manifest-layer-size-lie-small": _layer_size_lie_small,
+    "registry-manifest-layer-size-lie-big": _layer_size_lie_big,
+    "registry-blob-truncated-chunked": lambda scene: scene.change_big(
+        _chunked(scene.big[:100_000])
+    ),
+    "registry-blob-wrong-but-same-size": lambda scene: scene.change_big(
+        reply(200, body=bytes(len(scene.big)))
+    ),
+    "registry-blob-gzip-encoded": lambda scene: scene.change_big(
+        reply(200, "Content-Encoding: gzip", body=gzip.compress(scene.big))
+    ),
+    "registry-blob-resume-200": lambda scene: scene.break_off(reply(200, body=scene.big)),
+    "registry-blob-resume-wrong-range": _blob_resume_wrong_range,
+    "registry-blob-resume-etag-changed": lambda scene: scene.break_off(
+        reply(200, 'ETag: "b"', body=scene.big), 'ETag: "a"'
+    ),
+    "registry-blob-416-complete": _blob_416_complete,
+    "registry-blob-stall": _blob_stall,
+    "registry-blob-flaky-50pct": lambda scene: scene.change(
+        lambda asked: asked.number % 2 == 1, reply(503)
+    ),
+    "registry-redirect-cdn-401": _redirect_cdn_401,
+    "registry-redirect-http-downgrade": _redirect_there,
+    "registry-redirect-loopback": _redirect_loopback,
+    "registry-redirect-metadata": _redirect_metadata,
+    "registry-redirect-file": lambda scene: scene.redirect(_FILE),
+    "registry-redirect-loop": _redirect_loop,
+    "registry-auth-realm-other-host": _auth_realm_other_host,
+    "registry-auth-realm-http": lambda scene: scene.ask_for_token(f"http://{scene.host}/token"),
+    "registry-auth-realm-ip-literal": lambda scene: scene.ask_for_token(_METADATA),
+    "registry-auth-realm-file": lambda scene: scene.ask_for_token(_FILE),
+    "registry-auth-realm-unquoted-garbage": lambda scene: scene.change(
+        lambda _: True, reply(401, 'WWW-Authenticate: Bearer realm="x')
+    ),
+    "registry-auth-401-loop": _auth_401_loop,
+    "registry-auth-token-100MB": _auth_token_100mb,
+    "registry-auth-token-empty": lambda scene: scene.ask_for_token(
+        scene.here.at("token"), body=b'{"token":""}'
+    ),
+    "registry-auth-scope-widened": lambda scene: scene.ask_for_token(
+        scene.here.at("token"), "repository:*:*"
+    ),
+    "registry-rate-429-retry-after-date": _rate_429_date,
+    "registry-rate-429-1e9": lambda scene: scene.change(
+        lambda _: True, reply(429, "Retry-After: 1000000000")
+    ),
+    "registry-tls-expired": _nothing,
+    "registry-tls-wrong-host": _nothing,
+    "registry-catalog-endless-link": _catalog_endless_link,
+}
+CERTIFICATES = {
+    "registry-redirect-http-downgrade": "certificate",
+    "registry-auth-realm-http": "certificate",
+    "registry-tls-expired": "expired",
+    "registry-tls-wrong-host": "other-host",
+}
+"""Cases whose registry has TLS, and its certificate."""
+
+
+# Pushes
+
+
+def _is_start(asked: Asked) -> bool:
+    """Return True for a request that starts an upload."""
+    return asked.method == "POST"
+
+
+def _is_end(asked: Asked) -> bool:
+    """Return True for a request that sends a blob's bytes."""
+    return asked.method == "PUT" and "/uploads/" in asked.target
+
+
+def _upload_to(scene: Scene, location: str) -> None:
+    scene.there.play(lambda _: reply(201))
+    scene.change(_is_start, reply(202, f"Location: {location}", "Range: 0-0"))
+
+
+def _lost_session(scene: Scene) -> None:
+    def lose(_: Asked) -> list[bytes]:
+        scene.registry.uploads.clear()
+        return reply(404, body=b'{"errors":[{"code":"BLOB_UPLOAD_UNKNOWN"}]}')
+
+    scene.change(_is_end, lose, most=1)
+
+
+def _mount_202(scene: Scene) -> None:
+    """Another repository has all blobs, so that a client which knows it tries to mount them."""
+    scene.registry.put("library/other", TAG, scene.raw, scene.blobs)
+    scene.change(
+        lambda asked: "mount=" in asked.target,
+        lambda asked: scene.registry(replace(asked, target=asked.target.partition("?")[0])),
+    )
+
+    def push() -> None:
+        home = scene.home()
+        home.manifests.read(home.find(f"{scene.host}/library/other:{TAG}"))
+        transfer({NAME: scene.name}, scene.store, home)
+
+    scene.run = push
+
+
+def _source_changes(scene: Scene) -> None:
+    path = scene.store.root / "blobs" / digest_of(scene.big).replace(":", "-")
+
+    def alter(asked: Asked) -> None:
+        if _is_start(asked):
+            with path.open("r+b") as file:
+                file.seek(-100, os.SEEK_END)
+                file.write(bytes(100))
+
+    scene.registry.changes.append(alter)
+
+
+PUSHES: dict[str, Callable[[Scene], None]] = {
+    "registry-upload-location-other-host": lambda scene: _upload_to(
+        scene, scene.there.at(f"v2/{REPOSITORY}/blobs/uploads/1")
+    ),
+    "registry-upload-location-relative": _nothing,  # the small registry's are, with a query
+    "registry-upload-location-file": lambda scene: _upload_to(scene, _FILE),
+    "registry-upload-201-wrong-digest": lambda scene: scene.change(
+        _is_end, reply(201, _WRONG_DIGEST)
+    ),
+    "registry-upload-lost-session": _lost_session,
+    "registry-upload-mount-202": _mount_202,
+    "registry-upload-source-changes": _source_changes,
+}

@@ -21,7 +21,7 @@ import pytest
 
 from support import FIXTURES
 from support.ports import free_port
-from support.token_server import TokenServer
+from support.token_server import ISSUER, SERVICE, TokenServer
 
 CERTIFICATE = FIXTURES / "tls" / "certificate.pem"
 """For ``localhost`` and ``127.0.0.1``; the file is also the authority to trust."""
@@ -146,8 +146,8 @@ def registry(
         config["auth"] = {
             "token": {
                 "realm": tokens.realm,
-                "service": tokens.service,
-                "issuer": tokens.issuer,
+                "service": SERVICE,
+                "issuer": ISSUER,
                 "rootcertbundle": str(tokens.certificates),
             }
         }

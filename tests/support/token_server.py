@@ -11,21 +11,20 @@ import base64
 import json
 import secrets
 import subprocess
-import threading
 import time
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
+
+from support.servers import Asked, Server, reply, server
 
 SERVICE = "the lab"
 ISSUER = "the lab's token server"
 USER, PASSWORD = "alice", "swordfish-7c1d"
 IDENTITY = "identity-5f0c9a"
-Answer = tuple[int, dict[str, str], bytes]
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,57 +36,17 @@ class TokenRequest:
     authorization: str | None
     fields: dict[str, list[str]]
 
+    @classmethod
+    def of(cls, asked: Asked) -> TokenRequest:
+        """Return what a request asks for."""
+        parts = urlsplit(asked.target)
+        query = asked.body.decode() if asked.method == "POST" else parts.query
+        return cls(asked.method, parts.path, asked.fields.get("authorization"), parse_qs(query))
+
     @property
     def scopes(self) -> list[str]:
         """What was asked for, one scope each."""
         return " ".join(self.fields.get("scope", [])).split()
-
-
-class _Asked(BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"
-    answer: Callable[[TokenRequest], Answer]
-
-    def _serve(self) -> None:
-        body = self.rfile.read(int(self.headers.get("content-length", 0))).decode()
-        parts = urlsplit(self.path)
-        query = body if self.command == "POST" else parts.query
-        asked = TokenRequest(
-            self.command, parts.path, self.headers.get("authorization"), parse_qs(query)
-        )
-        status, headers, data = type(self).answer(asked)
-        self.send_response_only(status)
-        general = {"Date": self.date_time_string(), "Content-Length": str(len(data))}
-        for name, value in (general | headers).items():
-            self.send_header(name, value)
-        self.end_headers()
-        if self.command != "HEAD":
-            self.wfile.write(data)
-
-    do_GET = do_HEAD = do_POST = _serve  # noqa: N815  # names of http.server
-
-    def log_message(self, *_: object) -> None:
-        """Print nothing."""
-
-
-class _Server(ThreadingHTTPServer):
-    daemon_threads = True
-    block_on_close = False
-    request_queue_size = 128
-
-    def handle_error(self, *_: object) -> None:
-        """Print nothing: a client may leave in the middle of a reply."""
-
-
-@contextmanager
-def serving(answer: Callable[[TokenRequest], Answer]) -> Iterator[int]:
-    """Run a server of ``answer`` on 127.0.0.1 for as long as the block lasts; give its port."""
-    handler = type("Handler", (_Asked,), {"answer": staticmethod(answer)})
-    with _Server(("127.0.0.1", 0), handler) as server:
-        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
-        try:
-            yield int(server.server_address[1])
-        finally:
-            server.shutdown()
 
 
 @dataclass
@@ -98,7 +57,7 @@ class TokenServer:
     ``public``, may pull.
     """
 
-    port: int = 0
+    server: Server
     asked: list[TokenRequest] = field(default_factory=list)
     expires_in: int | None = 300
     public: bool = True
@@ -112,29 +71,25 @@ class TokenServer:
     @property
     def realm(self) -> str:
         """Its address in challenges."""
-        return f"http://127.0.0.1:{self.port}/token"
+        return self.server.at("token")
 
     @property
-    def service(self) -> str:
-        """The registry's name here."""
-        return SERVICE
-
-    @property
-    def issuer(self) -> str:
-        """Its own name, in JWTs."""
-        return ISSUER
+    def host(self) -> str:
+        """Host and port, as users name it."""
+        return f"127.0.0.1:{self.server.port}"
 
     @property
     def challenge(self) -> str:
         """The WWW-Authenticate field that leads here."""
         return f'Bearer realm="{self.realm}",service="{SERVICE}",scope="repository:a/b:pull"'
 
-    def answer(self, asked: TokenRequest) -> Answer:
+    def answer(self, request: Asked) -> list[bytes]:
         """Return the reply to a request."""
+        asked = TokenRequest.of(request)
         self.asked.append(asked)
         user = self._user(asked)
         if user == "wrong" or (user is None and not self.public):
-            return 401, {}, b'{"details":"incorrect username or password"}'
+            return reply(401, body=b'{"details":"incorrect username or password"}')
         rights = frozenset(
             f"{kind}:{name}:{action}"
             for kind, name, actions in (scope.rsplit(":", 2) for scope in asked.scopes)
@@ -148,7 +103,7 @@ class TokenServer:
             document["expires_in"] = self.expires_in
         data = self.change(document)
         body = data if isinstance(data, bytes) else json.dumps(data).encode()
-        return 200, {"Content-Type": "application/json"}, body
+        return reply(200, "Content-Type: application/json", body=body)
 
     def allows(self, authorization: str | None, right: str) -> bool:
         """Return True if an opaque token gives a right: ``repository:name:action``."""
@@ -203,16 +158,16 @@ class TokenServer:
 @contextmanager
 def token_server(folder: Path | None = None) -> Iterator[TokenServer]:
     """Run a token server; with ``folder``, where its key and certificate are made, of JWTs."""
-    server = TokenServer()
-    if folder is not None:
-        folder.mkdir(parents=True, exist_ok=True)
-        server.key, server.certificates = folder / "key.pem", folder / "certificate.pem"
-        line = "openssl req -x509 -newkey rsa:2048 -nodes -days 2 -subj /CN=lab"
-        made = ["-keyout", str(server.key), "-out", str(server.certificates)]
-        subprocess.run([*line.split(), *made], check=True, capture_output=True)
-    with serving(server.answer) as port:
-        server.port = port
-        yield server
+    with server() as running:
+        tokens = TokenServer(running)
+        if folder is not None:
+            folder.mkdir(parents=True, exist_ok=True)
+            tokens.key, tokens.certificates = folder / "key.pem", folder / "certificate.pem"
+            line = "openssl req -x509 -newkey rsa:2048 -nodes -days 2 -subj /CN=lab"
+            made = ["-keyout", str(tokens.key), "-out", str(tokens.certificates)]
+            subprocess.run([*line.split(), *made], check=True, capture_output=True)
+        running.play(tokens.answer)
+        yield tokens
 
 
 @dataclass
@@ -222,24 +177,23 @@ class GuardedApi:
     ``allows`` takes the Authorization field and the path below ``/v2/``.
     """
 
+    server: Server
     challenges: list[str]
     allows: Callable[[str | None, str], bool]
-    port: int = 0
     asked: list[TokenRequest] = field(default_factory=list)
 
     @property
     def host(self) -> str:
         """Host and port."""
-        return f"127.0.0.1:{self.port}"
+        return f"127.0.0.1:{self.server.port}"
 
-    def answer(self, asked: TokenRequest) -> Answer:
+    def answer(self, request: Asked) -> list[bytes]:
         """Return the reply to a request."""
+        asked = TokenRequest.of(request)
         self.asked.append(asked)
         if self.allows(asked.authorization, asked.path.removeprefix("/v2/")):
-            return 200, {"Content-Type": "application/json"}, b"{}"
-        # One field after the other: the names differ in case, so that a dictionary holds both.
-        names = ("WWW-Authenticate", "Www-Authenticate", "www-authenticate")
-        return 401, dict(zip(names, self.challenges, strict=False)), b"{}"
+            return reply(200, "Content-Type: application/json", body=b"{}")
+        return reply(401, *(f"WWW-Authenticate: {one}" for one in self.challenges), body=b"{}")
 
 
 @contextmanager
@@ -247,9 +201,9 @@ def guarded_api(
     allows: Callable[[str | None, str], bool], *challenges: str
 ) -> Iterator[GuardedApi]:
     """Run such an API for as long as the block lasts."""
-    api = GuardedApi(list(challenges), allows)
-    with serving(api.answer) as port:
-        api.port = port
+    with server() as running:
+        api = GuardedApi(running, list(challenges), allows)
+        running.play(api.answer)
         yield api
 
 

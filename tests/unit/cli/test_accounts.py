@@ -112,7 +112,7 @@ def test_behind_a_token_server(
     config: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    realm = f"127.0.0.1:{tokens.port}"
+    realm = tokens.host
     with guarded_api(lambda field, _: tokens.knows(field), tokens.challenge) as api:
         line = ["login", api.host, "-u", USER, "--password-stdin"]
         refused = blobstore(*line, stdin=PASSWORD)

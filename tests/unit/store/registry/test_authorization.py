@@ -60,24 +60,6 @@ def client() -> Iterator[HttpClient]:
         yield made
 
 
-@pytest.fixture
-def tokens() -> Iterator[TokenServer]:
-    """A token server."""
-    with token_server() as running:
-        yield running
-
-
-@pytest.fixture
-def api(tokens: TokenServer) -> Iterator[GuardedApi]:
-    """A registry's API behind it, whose paths are scopes; an empty one needs any token."""
-
-    def allows(field: str | None, path: str) -> bool:
-        return tokens.allows(field, path) if path else tokens.knows(field)
-
-    with guarded_api(allows, tokens.challenge) as running:
-        yield running
-
-
 @pytest.fixture(autouse=True)
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     """The clock of tokens, which stands still: a busy machine makes none old."""
@@ -86,78 +68,90 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     return made
 
 
-def authorization(
-    client: HttpClient, api: GuardedApi, login: Login | None, *realms: str
-) -> Authorization:
-    """Return the authorization at a registry, whose token servers are named by the user."""
-    registry = WebAddress.parse(f"http://{api.host}")
-    return Authorization(client, registry, login, realms=realms)
+@dataclass(frozen=True)
+class Rig:
+    """A client of a registry behind a token server."""
+
+    client: HttpClient
+    tokens: TokenServer
+    api: GuardedApi
+
+    def authorization(self, login: Login | None, *realms: str) -> Authorization:
+        """Return the authorization at the registry; the user named its token server."""
+        registry = WebAddress.parse(f"http://{self.api.host}")
+        return Authorization(
+            self.client, registry, login, realms=(self.tokens.host, *realms)
+        )
+
+    def ask(self, asked: Authorization, scope: Scope, tries: int = 2) -> str | None:
+        """Ask for the last right of a scope as the registry's client does; return what was sent."""
+        path = f"{scope.kind}:{scope.repository}:{scope.actions[-1]}"
+        address = WebAddress.parse(f"http://{self.api.host}/v2/{path}")
+        for _ in range(tries):
+            sent = asked.field(scope)
+            target = RequestTarget(address, sent)
+            limits = self.client.limits(2**16)
+            with self.client.request(Request("GET", (200, 401)), target, limits) as (reply, _):
+                if reply.status == 200:
+                    return sent
+                asked.challenged(reply, scope)
+        raise AssertionError("refused for ever")
 
 
-def ask(
-    client: HttpClient, api: GuardedApi, asked: Authorization, scope: Scope | None, tries: int = 2
-) -> str | None:
-    """Ask for the last right of a scope as the registry's client does; return what was sent."""
-    path = "" if scope is None else f"{scope.kind}:{scope.repository}:{scope.actions[-1]}"
-    address = WebAddress.parse(f"http://{api.host}/v2/{path}")
-    for _ in range(tries):
-        sent = asked.field(scope)
-        target = RequestTarget(address, sent)
-        limits = client.limits(2**16)
-        with client.request(Request("GET", (200, 401)), target, limits) as (reply, _):
-            if reply.status == 200:
-                return sent
-            asked.challenged(reply, scope)
-    raise AssertionError("refused for ever")
+@pytest.fixture
+def rig(client: HttpClient) -> Iterator[Rig]:
+    """A registry whose paths are the scopes that they need."""
+    with token_server() as tokens, guarded_api(tokens.allows, tokens.challenge) as api:
+        yield Rig(client, tokens, api)
 
 
 def test_a_token_is_fetched_once_for_a_scope(
-    client: HttpClient, api: GuardedApi, tokens: TokenServer
+    rig: Rig
 ) -> None:
-    asked = authorization(client, api, LOGIN, f"127.0.0.1:{tokens.port}")
+    asked = rig.authorization(LOGIN)
     assert asked.field(PULL) is None
-    first = ask(client, api, asked, PULL)
-    assert ask(client, api, asked, PULL) == first
-    assert ask(client, api, asked, PUSH) != first
-    assert ask(client, api, asked, CATALOG)
-    ask(client, api, asked, Scope("a/b", ("pull", "push"), mounted=("c/d",)))
-    assert [one.scopes for one in tokens.asked] == [
+    first = rig.ask(asked, PULL)
+    assert rig.ask(asked, PULL) == first
+    assert rig.ask(asked, PUSH) != first
+    assert rig.ask(asked, CATALOG)
+    rig.ask(asked, Scope("a/b", ("pull", "push"), mounted=("c/d",)))
+    assert [one.scopes for one in rig.tokens.asked] == [
         ["repository:a/b:pull"],
         ["repository:a/b:pull,push"],
         ["registry:catalog:*"],
         ["repository:a/b:pull,push", "repository:c/d:pull"],
     ]
-    assert {one.authorization for one in tokens.asked} == {basic(USER, PASSWORD)}
-    assert tokens.asked[0].fields == {
+    assert {one.authorization for one in rig.tokens.asked} == {basic(USER, PASSWORD)}
+    assert rig.tokens.asked[0].fields == {
         "client_id": ["blobstore"],
         "service": [SERVICE],
         "scope": ["repository:a/b:pull"],
     }
     # One 401 in all: later tokens are fetched before they are asked for.
-    assert [one.authorization is None for one in api.asked] == [True, *[False] * 5]
-    assert not [one for one in api.asked if PASSWORD in (one.authorization or "")]
+    assert [one.authorization is None for one in rig.api.asked] == [True, *[False] * 5]
+    assert not [one for one in rig.api.asked if PASSWORD in (one.authorization or "")]
 
 
-def test_without_a_login(client: HttpClient, api: GuardedApi, tokens: TokenServer) -> None:
-    asked = authorization(client, api, None, f"127.0.0.1:{tokens.port}")
-    assert ask(client, api, asked, PULL)
-    error = refusal(lambda: ask(client, api, asked, PUSH))
+def test_without_a_login(rig: Rig) -> None:
+    asked = rig.authorization(None)
+    assert rig.ask(asked, PULL)
+    error = refusal(lambda: rig.ask(asked, PUSH))
     assert isinstance(error, AuthenticationError)
     assert error.message == (
-        f"{api.host} denies pull and push of a/b without a login (it answers 401)"
+        f"{rig.api.host} denies pull and push of a/b without a login (it answers 401)"
     )
-    assert error.hint == f"Check that it exists, and log in: blobstore login {api.host}"
-    tokens.public = False
-    error = refusal(lambda: ask(client, api, asked, Scope("c/d")))
+    assert error.hint == f"Check that it exists, and log in: blobstore login {rig.api.host}"
+    rig.tokens.public = False
+    error = refusal(lambda: rig.ask(asked, Scope("c/d")))
     assert "gives no token without a login (it answers 401" in error.message
-    assert error.hint == f"Log in: blobstore login {api.host}"
-    assert {one.authorization for one in tokens.asked} == {None}
+    assert error.hint == f"Log in: blobstore login {rig.api.host}"
+    assert {one.authorization for one in rig.tokens.asked} == {None}
 
 
-def test_an_identity_token(client: HttpClient, api: GuardedApi, tokens: TokenServer) -> None:
-    asked = authorization(client, api, TOKEN, f"127.0.0.1:{tokens.port}")
-    assert ask(client, api, asked, PUSH)
-    (one,) = tokens.asked
+def test_an_identity_token(rig: Rig) -> None:
+    asked = rig.authorization(TOKEN)
+    assert rig.ask(asked, PUSH)
+    (one,) = rig.tokens.asked
     assert (one.method, one.path, one.authorization) == ("POST", "/token", None)
     assert one.fields == {
         "grant_type": ["refresh_token"],
@@ -170,34 +164,34 @@ def test_an_identity_token(client: HttpClient, api: GuardedApi, tokens: TokenSer
 
 @pytest.mark.parametrize("login", [Login(USER, Secret("wrong-1")), Login(None, Secret("wrong-1"))])
 def test_a_wrong_login(
-    client: HttpClient, api: GuardedApi, tokens: TokenServer, login: Login
+    rig: Rig, login: Login
 ) -> None:
-    api.challenges.insert(0, 'Basic realm="x"')  # Bearer is taken before it
-    asked = authorization(client, api, login, f"127.0.0.1:{tokens.port}")
-    error = refusal(lambda: ask(client, api, asked, PULL))
+    rig.api.challenges.insert(0, 'Basic realm="x"')  # Bearer is taken before it
+    asked = rig.authorization(login)
+    error = refusal(lambda: rig.ask(asked, PULL))
     assert isinstance(error, AuthenticationError)
     what = "identity token" if login.user is None else "user name or the password"
-    assert f"{tokens.realm} refuses the {what} (it answers 401" in error.message
-    assert error.hint == f"Log in: blobstore login {api.host}"
-    assert len(tokens.asked) == len(api.asked) == 1
+    assert f"{rig.tokens.realm} refuses the {what} (it answers 401" in error.message
+    assert error.hint == f"Log in: blobstore login {rig.api.host}"
+    assert len(rig.tokens.asked) == len(rig.api.asked) == 1
 
 
 def test_basic(client: HttpClient) -> None:
     right = basic(USER, PASSWORD)
     with guarded_api(lambda field, _: field == right, 'Basic realm="x"') as api:
-        asked = authorization(client, api, LOGIN)
+        asked = rig.authorization(LOGIN)
         assert asked.field(PULL) is None
-        assert ask(client, api, asked, PULL) == right
+        assert rig.ask(asked, PULL) == right
         assert asked.field(PUSH) == right
-        error = refusal(lambda: ask(client, api, authorization(client, api, None), PULL))
+        error = refusal(lambda: rig.ask(rig.authorization(None), PULL))
         assert "denies access without a login" in error.message
-        error = refusal(lambda: ask(client, api, authorization(client, api, TOKEN), PULL))
+        error = refusal(lambda: rig.ask(rig.authorization(TOKEN), PULL))
         assert "asks for a user name and a password, not for an identity token" in error.message
         wrong = Login(USER, Secret("wrong-1"), "FILE")
-        before = len(api.asked)
-        error = refusal(lambda: ask(client, api, authorization(client, api, wrong), PULL, tries=9))
+        before = len(rig.api.asked)
+        error = refusal(lambda: rig.ask(rig.authorization(wrong), PULL, tries=9))
         assert f"denies pull of a/b to user '{USER}' (from FILE)" in error.message
-        assert len(api.asked) == before + 2
+        assert len(rig.api.asked) == before + 2
 
 
 @pytest.mark.parametrize(
@@ -211,16 +205,16 @@ def test_basic(client: HttpClient) -> None:
     ],
 )
 def test_challenges_that_are_refused(
-    client: HttpClient, tokens: TokenServer, challenge: str, reason: str
+    rig: Rig, challenge: str, reason: str
 ) -> None:
-    with guarded_api(lambda *_: False, challenge.replace("REALM", tokens.realm)) as api:
-        asked = authorization(client, api, LOGIN, f"127.0.0.1:{tokens.port}")
-        error = refusal(lambda: ask(client, api, asked, PULL))
+    with guarded_api(lambda *_: False, challenge.replace("REALM", rig.tokens.realm)) as api:
+        asked = rig.authorization(LOGIN)
+        error = refusal(lambda: rig.ask(asked, PULL))
         assert isinstance(error, AuthenticationError)
         assert reason in error.message
         assert error.rule == "R3"
-        assert len(api.asked) == 1
-        assert tokens.asked == []
+        assert len(rig.api.asked) == 1
+        assert rig.tokens.asked == []
 
 
 def test_a_scope_does_not_contain_another() -> None:
@@ -241,14 +235,14 @@ def test_a_scope_does_not_contain_another() -> None:
     ],
 )
 def test_replies_that_are_not_tokens(
-    client: HttpClient, api: GuardedApi, tokens: TokenServer, reply: Any, reason: str
+    rig: Rig, reply: Any, reason: str
 ) -> None:
-    tokens.change = lambda _: reply
-    asked = authorization(client, api, LOGIN, f"127.0.0.1:{tokens.port}")
-    error = refusal(lambda: ask(client, api, asked, PULL))
+    rig.tokens.change = lambda _: reply
+    asked = rig.authorization(LOGIN)
+    error = refusal(lambda: rig.ask(asked, PULL))
     assert isinstance(error, AuthenticationError)
     assert reason in error.message
-    assert len(tokens.asked) == 1
+    assert len(rig.tokens.asked) == 1
 
 
 @pytest.mark.parametrize(
@@ -260,45 +254,43 @@ def test_replies_that_are_not_tokens(
     ],
 )
 def test_when_a_token_is_replaced(
-    client: HttpClient,
-    api: GuardedApi,
-    tokens: TokenServer,
+    rig: Rig,
     clock: Clock,
     fields: dict[str, Any],
     at_30: bool,
     at_1000: bool,
 ) -> None:
-    tokens.change = lambda one: {"access_token": one["token"], "token": "", **fields}
-    asked = authorization(client, api, LOGIN, f"127.0.0.1:{tokens.port}")
-    ask(client, api, asked, PULL)
+    rig.tokens.change = lambda one: {"access_token": one["token"], "token": "", **fields}
+    asked = rig.authorization(LOGIN)
+    rig.ask(asked, PULL)
     for seconds, lasts in ((30, at_30), (1000, at_1000)):
-        count = len(tokens.asked)
+        count = len(rig.tokens.asked)
         clock.now = seconds
         asked.field(PULL)
-        assert (len(tokens.asked) == count) == lasts
+        assert (len(rig.tokens.asked) == count) == lasts
         if not lasts:
             return
 
 
 def test_a_token_that_expired_early_is_replaced_once(
-    client: HttpClient, api: GuardedApi, tokens: TokenServer, clock: Clock
+    rig: Rig, clock: Clock
 ) -> None:
-    asked = authorization(client, api, LOGIN, f"127.0.0.1:{tokens.port}")
-    first = ask(client, api, asked, PULL)
+    asked = rig.authorization(LOGIN)
+    first = rig.ask(asked, PULL)
     clock.now = 30
-    tokens.granted.clear()  # the registry does not take it any more
-    second = ask(client, api, asked, PULL)
+    rig.tokens.granted.clear()  # the registry does not take it any more
+    second = rig.ask(asked, PULL)
     assert second != first
-    tokens.granted.clear()
-    tokens.public = False
-    api.allows = lambda *_: False
-    count = len(tokens.asked)
-    assert isinstance(refusal(lambda: ask(client, api, asked, PULL)), AuthenticationError)
-    assert len(tokens.asked) == count
+    rig.tokens.granted.clear()
+    rig.tokens.public = False
+    rig.api.allows = lambda *_: False
+    count = len(rig.tokens.asked)
+    assert isinstance(refusal(lambda: rig.ask(asked, PULL)), AuthenticationError)
+    assert len(rig.tokens.asked) == count
 
 
 def test_threads_share_one_request_for_a_token(
-    client: HttpClient, api: GuardedApi, tokens: TokenServer
+    rig: Rig
 ) -> None:
     begun, go_on = threading.Event(), threading.Event()
 
@@ -307,41 +299,41 @@ def test_threads_share_one_request_for_a_token(
         assert go_on.wait(60)
         return document
 
-    tokens.change = wait
-    asked = authorization(client, api, LOGIN, f"127.0.0.1:{tokens.port}")
+    rig.tokens.change = wait
+    asked = rig.authorization(LOGIN)
     with ThreadPoolExecutor(8) as pool:
-        sent = [pool.submit(ask, client, api, asked, PULL) for _ in range(8)]
+        sent = [pool.submit(rig.ask, asked, PULL) for _ in range(8)]
         assert begun.wait(60)
         go_on.set()
         assert len({one.result() for one in sent}) == 1
-    assert len(tokens.asked) == 1
+    assert len(rig.tokens.asked) == 1
 
 
 @pytest.mark.parametrize(("login", "status"), [(LOGIN, 302), (TOKEN, 307), (TOKEN, 308)])
 def test_a_token_request_does_not_leave_its_server(
-    client: HttpClient, tokens: TokenServer, login: Login, status: int
+    rig: Rig, login: Login, status: int
 ) -> None:
     def answer(_: TokenRequest) -> Answer:
-        return status, {"Location": tokens.realm}, b""
+        return status, {"Location": rig.tokens.realm}, b""
 
     with serving(answer) as port, guarded_api(lambda *_: False) as api:
-        api.challenges = [f'Bearer realm="http://127.0.0.1:{port}/t"']
-        asked = authorization(client, api, login, f"127.0.0.1:{port}", f"127.0.0.1:{tokens.port}")
-        assert isinstance(refusal(lambda: ask(client, api, asked, PULL)), RemoteError)
-    assert not [one for one in tokens.asked if one.authorization or "refresh_token" in one.fields]
+        rig.api.challenges = [f'Bearer realm="http://127.0.0.1:{port}/t"']
+        asked = authorization(client, api, login, f"127.0.0.1:{port}", f"127.0.0.1:{rig.tokens.port}")
+        assert isinstance(refusal(lambda: rig.ask(asked, PULL)), RemoteError)
+    assert not [one for one in rig.tokens.asked if one.authorization or "refresh_token" in one.fields]
 
 
 def test_a_login_is_not_sent_in_the_clear_over_the_internet(tokens: TokenServer) -> None:
     with (
         HttpClient(retry_policy=POLICY, is_public=lambda _: True) as client,
-        guarded_api(lambda *_: False, tokens.challenge, 'Basic realm="x"') as api,
+        guarded_api(lambda *_: False, rig.tokens.challenge, 'Basic realm="x"') as api,
     ):
         for login in (LOGIN, TOKEN):
-            asked = authorization(client, api, login, f"127.0.0.1:{tokens.port}")
-            error = refusal(partial(ask, client, api, asked, PULL))
+            asked = rig.authorization(login)
+            error = refusal(partial(rig.ask, asked, PULL))
             assert isinstance(error, UsageError)
             assert "without TLS" in error.message
-    assert tokens.asked == []
+    assert rig.tokens.asked == []
 
 
 def locals_of(error: BaseException) -> list[str]:
@@ -363,23 +355,23 @@ def logged(monkeypatch: pytest.MonkeyPatch) -> io.StringIO:
 
 
 def test_nothing_secret_is_shown(
-    client: HttpClient, api: GuardedApi, tokens: TokenServer, logged: io.StringIO
+    rig: Rig, logged: io.StringIO
 ) -> None:
     """Neither in logs of any library, nor in errors, their tracebacks and their causes."""
     shown = []
     wrong = Login(USER, Secret(f"wrong-{PASSWORD}"), "FILE")
     logins = (LOGIN, TOKEN, wrong, Login(None, Secret(f"wrong-{IDENTITY}")))
     for login in logins:
-        asked = authorization(client, api, login, f"127.0.0.1:{tokens.port}")
+        asked = rig.authorization(login)
         for scope in (PULL, PUSH):
             try:
-                ask(client, api, asked, scope)
-                api.challenges = ["Basic"]
-                ask(client, api, asked, Scope("not/allowed", ("delete",)))
+                rig.ask(asked, scope)
+                rig.api.challenges = ["Basic"]
+                rig.ask(asked, Scope("not/allowed", ("delete",)))
             except AuthenticationError as error:
                 shown += [*locals_of(error), repr(error), repr(vars(error))]
                 shown += traceback.format_exception(error)
-            api.challenges = [tokens.challenge]
+            rig.api.challenges = [rig.tokens.challenge]
         shown += [repr(asked), repr(login)]
     seen = "\n".join([*shown, logged.getvalue()])
     assert "the fixture works" in seen
