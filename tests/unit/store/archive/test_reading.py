@@ -421,6 +421,23 @@ def test_a_seek_table_that_lies_is_an_error(tmp_path: Path, files: Files) -> Non
             loaded(path)
 
 
+def test_a_long_seek_table_is_not_read(tmp_path: Path, files: Files) -> None:
+    """One of 64 MiB would take as much memory; such a file is read as a stream."""
+    count = 2**23
+    path = tmp_path / "a.tar.zst"
+    with path.open("wb") as file:
+        file.write(zstandard.compress(tar_of(files)))
+        file.write(struct.pack("<II", 0x184D2A5E, 8 * count + 9))
+        file.seek(8 * count, os.SEEK_CUR)  # a hole
+        file.write(struct.pack("<IBI", count, 0, 0x8F92EAB1))
+    tracemalloc.start()
+    try:
+        check(loaded(path))
+        assert tracemalloc.get_traced_memory()[1] < 2**24
+    finally:
+        tracemalloc.stop()
+
+
 # Pipes
 
 

@@ -298,6 +298,17 @@ def test_a_bucket_without_the_blobs_of_its_models() -> None:
     assert left_in(store) == {b"two"}
 
 
+def test_a_bucket_without_any_models_is_not_emptied() -> None:
+    """Its manifests may be at another prefix, or not copied yet."""
+    store = memory_store()
+    store.bucket.put(blob_key(Digest.of(b"one")), b"one")
+    with pytest.raises(StorageError, match="no model has a manifest"):
+        prune_all(store)
+    assert left_in(store) == {b"one"}
+    prune(store, grace_s=0, sole_owner=True, forget=True)
+    assert left_in(store) == set()
+
+
 def test_signatures_of_removed_models_go() -> None:
     store = memory_store()
     commit(store, "m", b"one")

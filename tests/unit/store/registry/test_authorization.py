@@ -8,6 +8,7 @@ import threading
 import traceback
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,18 +17,16 @@ from typing import Any
 import pytest
 from support.clock import Clock
 from support.corpus import refusal
+from support.servers import redirect, server
 from support.token_server import (
     IDENTITY,
     PASSWORD,
     SERVICE,
     USER,
-    Answer,
     GuardedApi,
-    TokenRequest,
     TokenServer,
     basic,
     guarded_api,
-    serving,
     token_server,
 )
 
@@ -79,9 +78,7 @@ class Rig:
     def authorization(self, login: Login | None, *realms: str) -> Authorization:
         """Return the authorization at the registry; the user named its token server."""
         registry = WebAddress.parse(f"http://{self.api.host}")
-        return Authorization(
-            self.client, registry, login, realms=(self.tokens.host, *realms)
-        )
+        return Authorization(self.client, registry, login, realms=(self.tokens.host, *realms))
 
     def ask(self, asked: Authorization, scope: Scope, tries: int = 2) -> str | None:
         """Ask for the last right of a scope as the registry's client does; return what was sent."""
@@ -105,9 +102,7 @@ def rig(client: HttpClient) -> Iterator[Rig]:
         yield Rig(client, tokens, api)
 
 
-def test_a_token_is_fetched_once_for_a_scope(
-    rig: Rig
-) -> None:
+def test_a_token_is_fetched_once_for_a_scope(rig: Rig) -> None:
     asked = rig.authorization(LOGIN)
     assert asked.field(PULL) is None
     first = rig.ask(asked, PULL)
@@ -163,12 +158,9 @@ def test_an_identity_token(rig: Rig) -> None:
 
 
 @pytest.mark.parametrize("login", [Login(USER, Secret("wrong-1")), Login(None, Secret("wrong-1"))])
-def test_a_wrong_login(
-    rig: Rig, login: Login
-) -> None:
+def test_a_wrong_login(rig: Rig, login: Login) -> None:
     rig.api.challenges.insert(0, 'Basic realm="x"')  # Bearer is taken before it
-    asked = rig.authorization(login)
-    error = refusal(lambda: rig.ask(asked, PULL))
+    error = refusal(lambda: rig.ask(rig.authorization(login), PULL))
     assert isinstance(error, AuthenticationError)
     what = "identity token" if login.user is None else "user name or the password"
     assert f"{rig.tokens.realm} refuses the {what} (it answers 401" in error.message
@@ -176,22 +168,23 @@ def test_a_wrong_login(
     assert len(rig.tokens.asked) == len(rig.api.asked) == 1
 
 
-def test_basic(client: HttpClient) -> None:
+def test_basic(rig: Rig) -> None:
     right = basic(USER, PASSWORD)
-    with guarded_api(lambda field, _: field == right, 'Basic realm="x"') as api:
-        asked = rig.authorization(LOGIN)
-        assert asked.field(PULL) is None
-        assert rig.ask(asked, PULL) == right
-        assert asked.field(PUSH) == right
-        error = refusal(lambda: rig.ask(rig.authorization(None), PULL))
-        assert "denies access without a login" in error.message
-        error = refusal(lambda: rig.ask(rig.authorization(TOKEN), PULL))
-        assert "asks for a user name and a password, not for an identity token" in error.message
-        wrong = Login(USER, Secret("wrong-1"), "FILE")
-        before = len(rig.api.asked)
-        error = refusal(lambda: rig.ask(rig.authorization(wrong), PULL, tries=9))
-        assert f"denies pull of a/b to user '{USER}' (from FILE)" in error.message
-        assert len(rig.api.asked) == before + 2
+    rig.api.challenges = ['Basic realm="x"']
+    rig.api.allows = lambda field, _: field == right
+    asked = rig.authorization(LOGIN)
+    assert asked.field(PULL) is None
+    assert rig.ask(asked, PULL) == right
+    assert asked.field(PUSH) == right
+    error = refusal(lambda: rig.ask(rig.authorization(None), PULL))
+    assert "denies access without a login" in error.message
+    error = refusal(lambda: rig.ask(rig.authorization(TOKEN), PULL))
+    assert "asks for a user name and a password, not for an identity token" in error.message
+    wrong = Login(USER, Secret("wrong-1"), "FILE")
+    before = len(rig.api.asked)
+    error = refusal(lambda: rig.ask(rig.authorization(wrong), PULL, tries=9))
+    assert f"denies pull of a/b to user '{USER}' (from FILE)" in error.message
+    assert len(rig.api.asked) == before + 2
 
 
 @pytest.mark.parametrize(
@@ -204,17 +197,14 @@ def test_basic(client: HttpClient) -> None:
         ('Bearer realm="REALM",scope="repository:a/b:pull repository:*:pull"', "all repositories"),
     ],
 )
-def test_challenges_that_are_refused(
-    rig: Rig, challenge: str, reason: str
-) -> None:
-    with guarded_api(lambda *_: False, challenge.replace("REALM", rig.tokens.realm)) as api:
-        asked = rig.authorization(LOGIN)
-        error = refusal(lambda: rig.ask(asked, PULL))
-        assert isinstance(error, AuthenticationError)
-        assert reason in error.message
-        assert error.rule == "R3"
-        assert len(rig.api.asked) == 1
-        assert rig.tokens.asked == []
+def test_challenges_that_are_refused(rig: Rig, challenge: str, reason: str) -> None:
+    rig.api.challenges = [challenge.replace("REALM", rig.tokens.realm)]
+    error = refusal(lambda: rig.ask(rig.authorization(LOGIN), PULL))
+    assert isinstance(error, AuthenticationError)
+    assert reason in error.message
+    assert error.rule == "R3"
+    assert len(rig.api.asked) == 1
+    assert rig.tokens.asked == []
 
 
 def test_a_scope_does_not_contain_another() -> None:
@@ -234,12 +224,9 @@ def test_a_scope_does_not_contain_another() -> None:
         (b'{"token":' * 5000 + b"1" + b"}" * 5000, "expected keys"),
     ],
 )
-def test_replies_that_are_not_tokens(
-    rig: Rig, reply: Any, reason: str
-) -> None:
+def test_replies_that_are_not_tokens(rig: Rig, reply: Any, reason: str) -> None:
     rig.tokens.change = lambda _: reply
-    asked = rig.authorization(LOGIN)
-    error = refusal(lambda: rig.ask(asked, PULL))
+    error = refusal(lambda: rig.ask(rig.authorization(LOGIN), PULL))
     assert isinstance(error, AuthenticationError)
     assert reason in error.message
     assert len(rig.tokens.asked) == 1
@@ -272,9 +259,7 @@ def test_when_a_token_is_replaced(
             return
 
 
-def test_a_token_that_expired_early_is_replaced_once(
-    rig: Rig, clock: Clock
-) -> None:
+def test_a_token_that_expired_early_is_replaced_once(rig: Rig, clock: Clock) -> None:
     asked = rig.authorization(LOGIN)
     first = rig.ask(asked, PULL)
     clock.now = 30
@@ -289,9 +274,7 @@ def test_a_token_that_expired_early_is_replaced_once(
     assert len(rig.tokens.asked) == count
 
 
-def test_threads_share_one_request_for_a_token(
-    rig: Rig
-) -> None:
+def test_threads_share_one_request_for_a_token(rig: Rig) -> None:
     begun, go_on = threading.Event(), threading.Event()
 
     def wait(document: dict[str, Any]) -> dict[str, Any]:
@@ -310,27 +293,22 @@ def test_threads_share_one_request_for_a_token(
 
 
 @pytest.mark.parametrize(("login", "status"), [(LOGIN, 302), (TOKEN, 307), (TOKEN, 308)])
-def test_a_token_request_does_not_leave_its_server(
-    rig: Rig, login: Login, status: int
-) -> None:
-    def answer(_: TokenRequest) -> Answer:
-        return status, {"Location": rig.tokens.realm}, b""
-
-    with serving(answer) as port, guarded_api(lambda *_: False) as api:
-        rig.api.challenges = [f'Bearer realm="http://127.0.0.1:{port}/t"']
-        asked = authorization(client, api, login, f"127.0.0.1:{port}", f"127.0.0.1:{rig.tokens.port}")
+def test_a_token_request_does_not_leave_its_server(rig: Rig, login: Login, status: int) -> None:
+    with server() as elsewhere:
+        elsewhere.play(lambda _: redirect(rig.tokens.realm, status))
+        rig.api.challenges = [f'Bearer realm="{elsewhere.at("t")}"']
+        asked = rig.authorization(login, f"127.0.0.1:{elsewhere.port}")
         assert isinstance(refusal(lambda: rig.ask(asked, PULL)), RemoteError)
-    assert not [one for one in rig.tokens.asked if one.authorization or "refresh_token" in one.fields]
+    sent = rig.tokens.asked
+    assert not [one for one in sent if one.authorization or "refresh_token" in one.fields]
 
 
-def test_a_login_is_not_sent_in_the_clear_over_the_internet(tokens: TokenServer) -> None:
-    with (
-        HttpClient(retry_policy=POLICY, is_public=lambda _: True) as client,
-        guarded_api(lambda *_: False, rig.tokens.challenge, 'Basic realm="x"') as api,
-    ):
+def test_a_login_is_not_sent_in_the_clear_over_the_internet(rig: Rig) -> None:
+    rig.api.challenges.append('Basic realm="x"')
+    with HttpClient(retry_policy=POLICY, is_public=lambda _: True) as client:
+        away = replace(rig, client=client)
         for login in (LOGIN, TOKEN):
-            asked = rig.authorization(login)
-            error = refusal(partial(rig.ask, asked, PULL))
+            error = refusal(partial(away.ask, away.authorization(login), PULL))
             assert isinstance(error, UsageError)
             assert "without TLS" in error.message
     assert rig.tokens.asked == []
@@ -354,9 +332,7 @@ def logged(monkeypatch: pytest.MonkeyPatch) -> io.StringIO:
     return text
 
 
-def test_nothing_secret_is_shown(
-    rig: Rig, logged: io.StringIO
-) -> None:
+def test_nothing_secret_is_shown(rig: Rig, logged: io.StringIO) -> None:
     """Neither in logs of any library, nor in errors, their tracebacks and their causes."""
     shown = []
     wrong = Login(USER, Secret(f"wrong-{PASSWORD}"), "FILE")
