@@ -13,7 +13,7 @@ import json
 import os
 import struct
 import tarfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 import zstandard
@@ -105,6 +105,40 @@ def spoil(folder: Path) -> None:
     for path in (folder / "store/.blobstore").rglob("*"):
         if path.is_file():
             path.write_bytes(inside("[] without end")[:100_000])
+
+
+def linked(path: Path, names: Iterable[str]) -> None:
+    """Give a file more names in its folder."""
+    for name in names:
+        path.with_name(name).hardlink_to(path)
+
+
+def shards(folder: Path) -> None:
+    """Make a checkpoint of 4,000 names of one file."""
+    weights = (folder / "model/model.safetensors").rename(folder / "model/a.safetensors")
+    weights.write_bytes(header("metadata of 90,000 keys"))
+    linked(weights, (f"b{n}.safetensors" for n in range(4_000)))
+
+
+def documents(folder: Path) -> None:
+    """Put 4,000 names of a document into a checkpoint, which is a hole of 255 MB."""
+    put(folder / "model/one.json", b'{"a":[')
+    os.truncate(folder / "model/one.json", 255 * 2**20)
+    linked(folder / "model/one.json", (f"{n}.json" for n in range(4_000)))
+
+
+def models(folder: Path) -> None:
+    """Store 3,000 models that are names of one manifest."""
+    store(folder, inside("90,000 keys")[:300_000], "license", "", 1_000)
+    linked(folder / BAD, (str(n) for n in range(2, 3_000)))
+
+
+def deep(folder: Path) -> None:
+    """Make folders so deep that their path is longer than the system allows."""
+    os.chdir(folder)
+    for _ in range(1_200):
+        Path("deep").mkdir()
+        os.chdir("deep")
 
 
 # Archives
@@ -225,6 +259,7 @@ PLACES = {
     "Modelfile": ("Modelfile", "import {at}/model bad:1 -f {at}/Modelfile; show bad:1; list"),
     "key": ("bad.key", "verify good:1 --key {at}/bad.key; sign good:1 --key {at}/bad.key"),
     "archive": ("bad.tar", "load {at}/bad.tar --list; load - < {at}/bad.tar; load {at}/bad.tar"),
+    "server": (None, "inspect http://{host}/m; inspect http://{host}/m --tensors --json"),
     "registry": (None, """pull {host}/library/bad:1; push good:1 --to {host}/library/bad:1;
         pull {host}/library/bad:1 --policy {at}/policy.json"""),
     "page": (None, "/"), "chat": (None, f"{LM} good:1"),
@@ -285,19 +320,30 @@ MAKERS: tuple[tuple[str, str, Callable[[Path], None]], ...] = (
         lambda at, name: store(at, inside("[] without end"), "json", name), name=name))
       for name in ("config.json", "tokenizer.json", "blobstore.json")),
     ("own files", "all of .blobstore is []", spoil),
+    ("checkpoint", "4,000 names of a file", shards),
+    ("checkpoint", "4,000 names of a hole of 255 MB", documents),
+    ("checkpoint", "folders 1,200 deep", lambda at: deep(at / "model")),
+    ("manifest", "3,000 names", models),
+    ("manifest", "folders 1,200 deep", lambda at: deep(at / "store/manifests")),
 )
-REGISTRIES: tuple[tuple[str, Callable[[], dict[str, Reply]]], ...] = (
-    ("manifest of 1 MB of []", lambda: {"manifests": (200, {}, inside("[] without end"))}),
-    ("manifest of 900 MB, compressed", lambda: {
+REPLIES: tuple[tuple[str, str, Callable[[], dict[str, Reply]]], ...] = (
+    ("registry", "manifest of 1 MB of []", lambda: {"manifests": (200, {}, inside("[] without end"))}),
+    ("registry", "manifest of 900 MB, compressed", lambda: {
         "manifests": (200, {"Content-Encoding": "gzip"}, squeezed(bytes(MB), 900, by="gzip"))}),
-    ("tags/list without end", lambda: {"manifests": (404, {}, b""), "tags": (200, {
+    ("registry", "tags/list without end", lambda: {"manifests": (404, {}, b""), "tags": (200, {
         "Link": '</v2/library/bad/tags/list?last={n}>; rel="next"'}, b'{"name":"a","tags":["a"]}')}),
-    ("token of 1 MB of []", lambda: {
+    ("registry", "token of 1 MB of []", lambda: {
         "token": (200, {}, inside("[] without end", '"token":"t","x":')),
         "": (401, {"WWW-Authenticate": 'Bearer realm="{me}/token",service="s"'}, b"")}),
-    ("challenge of 60 KB", lambda: {"": (401, {"WWW-Authenticate": f'Bearer a="{"x," * 30_000}"'}, b"")}),
-    ("error of 1 MB of []", lambda: {"": (404, {}, inside("[] without end", '"errors":'))}),
-    ("redirects without end", lambda: {"": (307, {"Location": "{me}/v2/x/manifests/{n}"}, b"")}),
+    ("registry", "challenge of 60 KB", lambda: {"": (401, {"WWW-Authenticate": f'Bearer a="{"x," * 30_000}"'}, b"")}),
+    ("registry", "error of 1 MB of []", lambda: {"": (404, {}, inside("[] without end", '"errors":'))}),
+    ("registry", "redirects without end", lambda: {"": (307, {"Location": "{me}/v2/x/manifests/{n}"}, b"")}),
+    ("server", "15,000 empty tensors", lambda: {
+        "index": (404, {}, b""), "m/model.safetensors": (200, {}, header("15,000 empty tensors"))}),
+    ("server", "index of 900 MB, compressed", lambda: {
+        "index": (200, {"Content-Encoding": "gzip"}, squeezed(bytes(MB), 900, by="gzip"))}),
+    ("server", "a part of another place", lambda: {
+        "": (206, {"Content-Range": f"bytes 1-{MB}/{2**62}"}, bytes(MB))}),
 )
 REQUESTS: tuple[tuple[str, str, Bytes], ...] = (
     ("page", "query of 1 MB", lambda: get("/api/model?name=" + "a" * MB)),

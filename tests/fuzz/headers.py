@@ -45,7 +45,7 @@ from blobstore.formats.safetensors.header import (
 from blobstore.io.ranges import BytesReader
 
 CORPUS = Path(__file__).resolve().parents[2] / "fixtures" / "corpus" / "header.jsonl"
-BATCH = 20_000
+BATCH = 8_000
 HANG_S = 60
 _FILE_EVERY = 64
 _SMALL = 1000

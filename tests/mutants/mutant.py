@@ -92,12 +92,12 @@ class Mutant:
             ]
         elif isinstance(node, ast.FunctionDef):
             body = [part for part in node.body if not _is_docstring(part)]
+            ast.parse(f"def f():\n {self.change}")
             pieces = [(*_span(text, body[0], body[-1]), self.change)]
         else:
             pieces = []
         for begin, end, piece in sorted(pieces, reverse=True):
             text = text[:begin] + piece + text[end:]
-        ast.parse(text)
         return Edit(file, text) if pieces else None
 
     def _native_edit(self) -> Edit:
@@ -144,13 +144,14 @@ def mutants(*globs: str) -> list[Mutant]:
 
 
 @cache
-def _symbols() -> dict[str, list[tuple[Path, ast.AST]]]:
-    """Return where each qualified name of the package is defined."""
-    found: dict[str, list[tuple[Path, ast.AST]]] = {}
-    for path in sorted((ROOT / _PACKAGE).rglob("*.py")):
-        for name, node in _named(ast.parse(path.read_text()), ""):
-            found.setdefault(name, []).append((path.relative_to(ROOT), node))
-    return found
+def _texts() -> dict[Path, str]:
+    return {path: path.read_text() for path in sorted((ROOT / _PACKAGE).rglob("*.py"))}
+
+
+@cache
+def _symbols(path: Path) -> dict[str, ast.AST]:
+    """Return what each qualified name of a file is; of several the last, behind overloads."""
+    return dict(_named(ast.parse(_texts()[path]), ""))
 
 
 def _named(parent: ast.AST, before: str) -> Iterator[tuple[str, ast.AST]]:
@@ -166,15 +167,17 @@ def _named(parent: ast.AST, before: str) -> Iterator[tuple[str, ast.AST]]:
 
 
 def _found(symbol: str) -> list[tuple[Path, ast.AST]]:
-    """Return where a symbol is defined; of several in one file the last, behind overloads."""
+    """Return where a symbol is defined; only the files that may define it are parsed."""
     module, _, name = symbol.rpartition(":")
-    return list(
-        {
-            file: (file, node)
-            for file, node in _symbols().get(name, [])
-            if not module or f".{'.'.join(file.with_suffix('').parts)}".endswith(f".{module}")
-        }.values()
-    )
+    last = name.rpartition(".")[2]
+    return [
+        (file, node)
+        for path, text in _texts().items()
+        if not module or f".{'.'.join(path.with_suffix('').parts)}".endswith(f".{module}")
+        if any(before + last in text for before in ("def ", "class ", "\n"))
+        if (node := _symbols(path).get(name)) is not None
+        for file in [path.relative_to(ROOT)]
+    ]
 
 
 def _expression(text: str) -> ast.expr:

@@ -45,17 +45,18 @@ def weights_of(
     """
     shapes = st.tuples(st.integers(1, 2), st.just(cols))
     anything = arrays(np.float32, shapes, elements=finite(limit), fill=finite(limit))
-    units = arrays(np.float32, shapes, elements=st.floats(-1, 1, width=32), fill=st.nothing())
+    seeds = st.integers(0, 2**32 - 1)
     scales, offsets = (
         st.sampled_from([1e-9, 1e-7, 1e-6, 0.02, 1, 3e4]),
         st.sampled_from([0, 0, 1, -1, 1000]),
     )
 
-    def alike(units: Array, scale: float, offset: float) -> Array:
+    def alike(shape: tuple[int, int], seed: int, scale: float, offset: float) -> Array:
+        units = np.random.default_rng(seed).uniform(-1, 1, shape).astype(np.float32)
         values: Array = (units + np.float32(offset)) * np.float32(scale)
         return values.clip(-np.float32(limit), np.float32(limit))
 
-    return anything | st.builds(alike, units, scales, offsets)
+    return anything | st.builds(alike, shapes, seeds, scales, offsets)
 
 
 def values_of(values: Array) -> bytes:

@@ -30,9 +30,11 @@ KEYS = st.sampled_from(
     ]
 )
 VALUES = st.recursive(
-    SCALARS, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(KEYS, inner, max_size=4)
+    SCALARS,
+    lambda inner: st.lists(inner, max_size=2) | st.dictionaries(KEYS, inner, max_size=2),
+    max_leaves=8,
 )
-CONFIGS = st.none() | st.dictionaries(KEYS, VALUES, max_size=6)
+CONFIGS = st.none() | st.dictionaries(KEYS, VALUES, max_size=4)
 QUANTIZATIONS = st.none() | st.sampled_from(
     [Quantization(one, one.group_sizes[0]) for one in QuantType]
 )
@@ -52,7 +54,7 @@ TENSORS = st.builds(
 
 @given(
     CONFIGS,
-    st.lists(TENSORS, max_size=8),
+    st.lists(TENSORS, max_size=4),
     st.booleans(),
     st.none() | SCALARS.filter(lambda one: isinstance(one, str)),
 )

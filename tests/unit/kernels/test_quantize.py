@@ -37,9 +37,8 @@ any_type = pytest.mark.parametrize("quant_type", TYPES)
 
 
 def choices(cols: int) -> list[dict[str, Any]]:
-    """Return options of `quantize`: minmax, a search, and one with importance."""
-    search = {"method": "search"}
-    return [{}, search, {**search, "importance": random_importance(cols)}]
+    """Return options of `quantize`: minmax, and a search with importance."""
+    return [{}, {"method": "search", "importance": random_importance(cols)}]
 
 
 @any_form
@@ -98,27 +97,27 @@ def test_names_mean_the_types_that_ollama_means(
 def test_results_do_not_depend_on_how_rows_are_cut_or_shared(
     quant_type: str, group_size: int
 ) -> None:
-    weights = random_weights(BF16, 37, 384)
-    for options in choices(384):
+    weights = random_weights(BF16, 21, 256)
+    for options in choices(256):
 
         def quantized(rows: Array, jobs: int = 1) -> QuantizedArray[Array]:
             return kernels.quantize(rows, quant_type, group_size=group_size, jobs=jobs, **options)  # noqa: B023  # called before the next turn
 
         whole = quantized(weights)
-        for jobs in (2, 3, 7, 10**4):
+        for jobs in (2, 7, 10**4):
             assert_same_parts(quantized(weights, jobs), whole, f"{jobs} jobs")
         assert_same_parts(quantized(weights[:1], 10**4), quantized(weights[:1]), "1 row")
-        pieces = [quantized(rows) for rows in np.split(weights, [1, 5, 6, 20])]
+        pieces = [quantized(rows) for rows in np.split(weights, [1, 5, 6])]
         for part, *cut in zip(parts_of(whole), *map(parts_of, pieces), strict=True):
             np.testing.assert_array_equal(raw(part), raw(np.concatenate(cut)))
-        stacked = quantized(weights[:36].reshape(2, 3, 6, 384))
+        stacked = quantized(weights[:12].reshape(2, 3, 2, 256))
         for part, expected in zip(parts_of(stacked), parts_of(whole), strict=True):
-            np.testing.assert_array_equal(raw(part).reshape(36, -1), raw(expected)[:36])
+            np.testing.assert_array_equal(raw(part).reshape(12, -1), raw(expected)[:12])
 
 
 @any_type
 def test_an_array_of_another_layout_is_its_contiguous_copy(quant_type: str) -> None:
-    for dtype in DTYPES:
+    for dtype, method in zip(DTYPES, ("minmax", "search", "minmax"), strict=True):
         square = random_weights(dtype, 128, 128)
         octets = np.frombuffer(b"\0" + square.tobytes(), np.uint8)[1:]
         misaligned = np.ndarray(square.shape, dtype, octets)
@@ -129,11 +128,10 @@ def test_an_array_of_another_layout_is_its_contiguous_copy(quant_type: str) -> N
         if dtype != BF16:  # ml_dtypes has no other byte order
             layouts.append(square.astype(dtype.newbyteorder(">")))
         for view in layouts:
-            for method in kernels.METHODS:
-                copy = np.array(view, dtype, order="C")
-                expected = kernels.quantize(copy, quant_type, method=method)
-                found = kernels.quantize(view, quant_type, method=method, jobs=3)
-                assert_same_parts(found, expected)
+            copy = np.array(view, dtype, order="C")
+            expected = kernels.quantize(copy, quant_type, method=method)
+            found = kernels.quantize(view, quant_type, method=method, jobs=3)
+            assert_same_parts(found, expected)
 
 
 @any_type

@@ -41,7 +41,7 @@ Array = np.ndarray[Any, Any]
 
 DEFAULTS = [("int4", 32), ("int8", 64), *FP]
 # Blocks of 16, 8, 4 and 1 groups: one more and one less than whole blocks, and single groups.
-FEW = (1, 2, 3, 4, 5, 7, 8, 9, 15, 16, 17, 24, 31, 33, 40)
+FEW = (1, 4, 7, 9, 15, 16, 17, 31, 33)
 
 any_form = pytest.mark.parametrize(("quant_type", "group_size"), EVERY)
 any_default = pytest.mark.parametrize(("quant_type", "group_size"), DEFAULTS)
@@ -111,7 +111,7 @@ def test_searches_side_by_side_that_end_at_different_times(
     quant_type: str, group_size: int
 ) -> None:
     for dtype in DTYPES:
-        weights = shaped_groups(dtype, 5 * 67, group_size).reshape(-1, 5 * group_size)
+        weights = shaped_groups(dtype, 5 * 35, group_size).reshape(-1, 5 * group_size)
         for importance in (None, random_importance(5 * group_size)):
             options = {"method": "search", "importance": importance}
             assert_quantized_alike(weights, quant_type, group_size, **options)
@@ -132,9 +132,10 @@ def test_runs_that_start_in_any_column(quant_type: str, group_size: int) -> None
     cols = 3 * group_size
     importance = kernels.checked_importance(random_importance(cols), cols)
     kind = Quantization(QuantType(quant_type), group_size)
-    for dtype in DTYPES:
-        weights = random_weights(dtype, 8, cols)
-        for column in (0, 1, group_size, 2 * group_size + 5, cols - 1):
+    columns = ((0, group_size), (1, 2 * group_size + 5), (cols - 1,))
+    for dtype, some in zip(DTYPES, columns, strict=True):
+        weights = random_weights(dtype, 4, cols)
+        for column in some:
             choice = kernels.ScaleChoice("search", importance, column)
             assert assert_filled_alike(weights, kind, choice)[0] == -1
 
@@ -142,7 +143,7 @@ def test_runs_that_start_in_any_column(quant_type: str, group_size: int) -> None
 def test_a_global_scale() -> None:
     for dtype in DTYPES:
         small = (random_weights(F32, 7, 640) * np.float32(1e-4)).astype(dtype)
-        for weights in (small, random_weights(dtype, 9, 384), edge_weights(dtype)):
+        for weights in (small, edge_weights(dtype)):
             for method in kernels.METHODS:
                 options = {"method": method, "global_scale": True}
                 assert_dequantized_alike(assert_quantized_alike(weights, "nvfp4", 16, **options))
@@ -156,11 +157,11 @@ def test_16_bit_values_as_the_edge_of_a_group(quant_type: str, group_size: int) 
         every = every_16_bit_value(dtype)
         with np.errstate(invalid="ignore"):
             edges = every[np.isfinite(every)].astype(np.float32)[:, None]
-        weights = (edges[::11] * np.linspace(-0.5, 1, group_size, dtype=np.float32)).astype(dtype)
+        weights = (edges[::29] * np.linspace(-0.5, 1, group_size, dtype=np.float32)).astype(dtype)
         quantized = assert_quantized_alike(weights, quant_type, group_size)
         if quant_type != "int8":
             assert_dequantized_alike(quantized)
-        assert_quantized_alike(weights[::5], quant_type, group_size, method="search")
+        assert_quantized_alike(weights[::7], quant_type, group_size, method="search")
 
 
 @pytest.mark.parametrize("quant_type", ["int4", "int8"])
