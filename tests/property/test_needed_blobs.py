@@ -82,7 +82,7 @@ def act(store: Store, command: str) -> None:
             store.move(*parsed, replace=True)
 
 
-@settings(max_examples=30)
+@settings(max_examples=15)
 @example({}, [], [b"orphan"], ["prune"])
 @given(
     st.dictionaries(NAMES, BLOBS), st.lists(st.tuples(KINDS, BLOBS), max_size=3), BLOBS, COMMANDS

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, strategies as st
+from hypothesis import given, settings, strategies as st
 from support.checkpoints import BF16, normal, safetensors_bytes
 from support.sparse import write_sparse
 
@@ -38,6 +38,7 @@ def weight_of(path: Path) -> SourceWeight:
     return weight.as_transposed()
 
 
+@settings(max_examples=40)
 @given(
     st.data(),
     st.lists(st.integers(1, 3), max_size=2),
@@ -76,10 +77,10 @@ def test_values_of_any_range(
 
 def test_memory_is_that_of_the_values(tmp_path: Path) -> None:
     weight = weight_of(
-        write_sparse(tmp_path / "m.safetensors", {"x.weight": ("BF16", (4096, 4096))})
+        write_sparse(tmp_path / "m.safetensors", {"x.weight": ("BF16", (512, 4096))})
     )
-    count = weight.values_at_once(2**20)
-    assert count % 4096 == 0
+    count = weight.values_at_once(2**18)
+    assert count % 512 == 0
     readers = SourceReaders()
     tracemalloc.start()
     try:

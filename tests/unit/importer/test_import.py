@@ -32,9 +32,7 @@ def source(tmp_path: Path) -> Path:
 @pytest.mark.parametrize(
     ("source", "options"),
     [
-        (PYCODE, {}),
         (PYCODE, {"quant": "mxfp8"}),
-        (PYCODE_MOE, {"quant": "int4", "experts": "packed"}),
         (PYCODE_MOE, {"quant": "nvfp4", "experts": "stacked"}),
     ],
     ids=str,

@@ -173,18 +173,18 @@ def test_names_of_files_that_could_not_be_files_again(tmp_path: Path, name: byte
 
 def test_more_shards_than_files_may_be_open(tmp_path: Path, store: Store) -> None:
     (tmp_path / "m").mkdir()
-    for number in range(80):
-        path = tmp_path / "m" / f"model-{number + 1:05d}-of-00080.safetensors"
+    for number in range(40):
+        path = tmp_path / "m" / f"model-{number + 1:05d}-of-00040.safetensors"
         path.write_bytes(safetensors_bytes({f"{number}.weight": normal(str(number), 4, 4)}))
     code = (
         "import resource, sys, blobstore\n"
         "_, most = resource.getrlimit(resource.RLIMIT_NOFILE)\n"
-        "resource.setrlimit(resource.RLIMIT_NOFILE, (64, most))\n"
+        "resource.setrlimit(resource.RLIMIT_NOFILE, (32, most))\n"
         "blobstore.import_model(sys.argv[1], 'm', store=blobstore.open_store(sys.argv[2]))\n"
     )
     subprocess.run([sys.executable, "-c", code, tmp_path / "m", store.root], check=True)
     with blobstore.open_model("m", store=store) as model:
-        assert len(model) == 80
+        assert len(model) == 40
 
 
 def _drop_from_index(folder: Path) -> None:
