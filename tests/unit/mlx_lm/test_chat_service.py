@@ -26,7 +26,7 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
 
     folder = tmp_path_factory.mktemp("served")
     store = blobstore.open_store(folder / "store")
-    blobstore.import_model(that_chats(folder / "source", PYCODE), "m", store=store, quant="int4")
+    blobstore.import_model(that_chats(folder / "source", PYCODE), "m", store=store)
     made, notes = load_service("m", store=store)
     assert notes == ()
     with closing(made):
