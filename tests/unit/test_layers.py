@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import ast
+import json
 import subprocess
 import sys
 from functools import cache
 from graphlib import TopologicalSorter
 from pathlib import Path
 
-import pytest
-from support import PYCODE, ROOT
-from support.sources import FILES, SOURCE, tree_of
+from support import ROOT
+from support.checkpoints import write_checkpoint
+from support.sources import FILES, SOURCE, last_name, nodes_of, tree_of
 
 import blobstore
 
@@ -68,10 +69,9 @@ def imports_of(path: Path) -> list[tuple[str, bool]]:
 
     Top means: not in a function, and not for types only.
     """
-    tree = tree_of(path)
-    top = {id(node) for node in tree.body}
+    top = {id(node) for node in tree_of(path).body}
     found = []
-    for node in ast.walk(tree):
+    for node in nodes_of(path):
         if isinstance(node, ast.Import):
             found += [(alias.name, id(node) in top) for alias in node.names]
         elif isinstance(node, ast.ImportFrom) and node.module == "blobstore":
@@ -117,7 +117,7 @@ def modules_of(path: Path) -> set[str]:
     Importing a name from a folder imports the folder's ``__init__``; a module, that module.
     """
     found: set[str] = set()
-    for node in ast.walk(tree_of(path)):
+    for node in nodes_of(path):
         if isinstance(node, ast.Import):
             found.update(alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -180,7 +180,7 @@ PROGRAMS = {"mlx_lm/template_process.py"}
 def test_only_the_command_line_reads_the_environment_and_prints() -> None:
     wrong = []
     for path in FILES:
-        nodes = list(ast.walk(tree_of(path)))
+        nodes = nodes_of(path)
         attributes = {node.attr for node in nodes if isinstance(node, ast.Attribute)}
         names = {node.id for node in nodes if isinstance(node, ast.Name)}
         is_program = room_of(path) == "cli" or shown(path) in PROGRAMS
@@ -198,13 +198,13 @@ A module is asked for what its platform has, which is not counted.
 
 def probes(path: Path) -> int:
     """Return how often a file asks an object whether it has an attribute."""
-    nodes = list(ast.walk(tree_of(path)))
+    nodes = nodes_of(path)
     imports = [node for node in nodes if isinstance(node, ast.Import)]
     named = {alias.asname or alias.name for node in imports for alias in node.names}
     calls = [node for node in nodes if isinstance(node, ast.Call)]
     return sum(
-        ast.unparse(call.func) == "hasattr"
-        or (ast.unparse(call.func) == "getattr" and isinstance(call.args[1], ast.Constant))
+        last_name(call.func) == "hasattr"
+        or (last_name(call.func) == "getattr" and isinstance(call.args[1], ast.Constant))
         for call in calls
         if call.args and ast.unparse(call.args[0]) not in named
     )
@@ -223,47 +223,55 @@ SLOW = {"pydantic", "email", "socket", "ssl", "asyncio", "secrets", "tomllib", "
 ARRAYS = {"numpy", "ml_dtypes"}
 
 
-@pytest.fixture(scope="module")
-def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("layers") / "store"
-    blobstore.import_model(PYCODE, "tiny", store=blobstore.open_store(folder), quant="int4")
-    return folder
+LOADED = """
+import json, os, sys
+for name, code in json.loads(sys.argv[1]).items():
+    if name == "--help":
+        import blobstore.cli.main  # once for all commands
+    if not os.fork():
+        exec(code)
+        with open(name, "w") as file:
+            print(*sys.modules, file=file)
+        os._exit(0)
+    assert os.wait()[1] == 0, code
+"""
+"""Runs each piece of code in a fork of a process that has loaded nothing."""
+PIECES: dict[str, tuple[str, set[str]]] = {
+    "package": (
+        "import blobstore; from blobstore import errors; dir(blobstore); blobstore.open_store('x')",
+        HEAVY | ARRAYS | {"pydantic", "typer"},
+    ),
+    "functions": ("from blobstore import import_model, open_model", HEAVY),
+}
+COMMANDS: dict[str, set[str]] = {
+    "--help": ARRAYS,
+    "list --store STORE": {*ARRAYS, "blobstore.cli.care", "blobstore.cli.inspecting"},
+    "show tiny --store STORE": ARRAYS,
+    "verify --store STORE": ARRAYS,
+    "inspect SOURCE --tensors --tree": {*ARRAYS, "http.client", "blobstore.kernels"},
+    "import SOURCE new --quant int4 --store STORE": {
+        *("blobstore.views.documents", "blobstore.importer.targets"),
+    },
+}
 
 
-def loaded_by(code: str) -> set[str]:
-    """Return the modules, and their packages, that a process has loaded after ``code``."""
-    code = f"{code}\nimport sys; print(); print(*sys.modules)"
-    printed = subprocess.check_output([sys.executable, "-c", code], text=True)
-    modules = printed.splitlines()[-1].split()
-    return {*modules, *(name.partition(".")[0] for name in modules)}
-
-
-def test_importing_the_package_loads_nothing_heavy() -> None:
-    code = (
-        "import blobstore; from blobstore import errors; dir(blobstore); blobstore.open_store('x')"
+def test_code_and_commands_load_only_what_they_need(tmp_path: Path) -> None:
+    store, source = tmp_path / "store", write_checkpoint(tmp_path / "source")
+    blobstore.import_model(source, "tiny", store=blobstore.open_store(store), quant="int4")
+    pieces = dict(PIECES)
+    for words, without in COMMANDS.items():
+        line = words.replace("STORE", str(store)).replace("SOURCE", str(source)).split()
+        code = f"from blobstore.cli.main import run; assert run({line!r}) == 0"
+        pieces[line[0]] = code, SLOW | without
+    codes = json.dumps({name: code for name, (code, _) in pieces.items()})
+    subprocess.run(
+        [sys.executable, "-c", LOADED, codes], check=True, cwd=tmp_path, stdout=subprocess.DEVNULL
     )
-    assert loaded_by(code) & (HEAVY | ARRAYS | {"pydantic", "typer"}) == set()
-    assert loaded_by("from blobstore import import_model, open_model") & HEAVY == set()
-
-
-@pytest.mark.parametrize(
-    ("words", "without"),
-    [
-        ("--help", ARRAYS),
-        ("list --store STORE", {*ARRAYS, "blobstore.cli.care", "blobstore.cli.inspecting"}),
-        ("show tiny --store STORE", ARRAYS),
-        ("verify --store STORE", ARRAYS),
-        ("inspect SOURCE --tensors --tree", {*ARRAYS, "http.client", "blobstore.kernels"}),
-        (
-            "import SOURCE new --quant int4 --store STORE",
-            {"blobstore.views.documents", "blobstore.importer.targets"},
-        ),
-    ],
-)
-def test_a_command_loads_only_what_it_needs(store: Path, words: str, without: set[str]) -> None:
-    line = words.replace("STORE", str(store)).replace("SOURCE", str(PYCODE)).split()
-    found = loaded_by(f"from blobstore.cli.main import run; assert run({line!r}) == 0")
-    assert found & (SLOW | without) == set()
+    for name, (_, without) in pieces.items():
+        modules = (tmp_path / name).read_text().split()
+        loaded = {*modules, *(module.partition(".")[0] for module in modules)}
+        assert loaded & without == set(), name
+        assert "blobstore" in loaded
 
 
 def test_the_top_level_stays_small() -> None:

@@ -6,8 +6,6 @@ Its signatures are recorded in fixtures/battery/names.json, and described in doc
 from __future__ import annotations
 
 import inspect
-import subprocess
-import sys
 from importlib.resources import files
 
 import pytest
@@ -25,8 +23,9 @@ def test_public_names_are_sorted_and_resolve() -> None:
 
 
 def test_a_star_import_gives_them_all() -> None:
-    code = "from blobstore import *; assert errors.BlobStoreError is BlobStoreError; quantize"
-    subprocess.run([sys.executable, "-c", code], check=True)
+    names: dict[str, object] = {}
+    exec("from blobstore import *", names)  # noqa: S102
+    assert names.keys() >= NAMES
 
 
 def test_public_functions_have_types() -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import ast
 import re
 import sys
-import tokenize
+import token
 import tomllib
 from collections import Counter
 from collections.abc import Iterator
@@ -20,7 +20,13 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[2]
 SOURCE = ROOT / "src" / "blobstore"
 TABLE = ROOT / "tests" / "size.toml"
-COUNTED = {tokenize.NAME, tokenize.OP, tokenize.NUMBER, tokenize.STRING}
+QUOTED = "|".join(rf"{quote}(?:\\.|[^\\])*?{quote}" for quote in ("'''", '"""', "'", '"'))
+OPERATORS = map(re.escape, sorted(token.EXACT_TOKEN_TYPES, key=len, reverse=True))
+TOKEN = re.compile(
+    rf"#[^\n]*|([a-zA-Z]{{,2}}(?:{QUOTED})|\.?\d(?:[eE][-+]|[\w.])*|\w+|{'|'.join(OPERATORS)})",
+    re.DOTALL,
+)
+"""A comment, or in its group a string, a number, a name, or an operator: as `tokenize`, faster."""
 
 Rows = dict[str, dict[str, Any]]
 
@@ -36,10 +42,9 @@ def sizes() -> dict[str, dict[str, int]]:
     tokens = 0
     files = sorted(SOURCE.rglob("*.py"))
     for path in files:
-        tree = ast.parse(path.read_bytes())
-        rooms[room_of(path)] += sum(isinstance(node, ast.stmt) for node in ast.walk(tree))
-        with path.open("rb") as file:
-            tokens += sum(token.type in COUNTED for token in tokenize.tokenize(file.readline))
+        text = path.read_text()
+        rooms[room_of(path)] += statements(ast.parse(text))
+        tokens += sum(map(bool, TOKEN.findall(text)))
     package = {
         "statements": rooms.total(),
         "tokens": tokens,
@@ -51,6 +56,15 @@ def sizes() -> dict[str, dict[str, int]]:
         "bench_lines": lines(ROOT / "tests" / "bench", ".py"),
     }
     return {"package": package, "rooms": dict(rooms)}
+
+
+def statements(node: ast.AST) -> int:
+    """Return the number of statements in a module or a statement, itself included."""
+    parts = (
+        getattr(node, name, ()) for name in ("body", "handlers", "orelse", "finalbody", "cases")
+    )
+    inner = sum(statements(part) for group in parts for part in group)
+    return isinstance(node, ast.stmt) + inner
 
 
 @cache

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
-from support.sources import FILES, SOURCE, tree_of
+from support.sources import FILES, SOURCE, last_name, nodes_of
 
 # What plain English says otherwise: a pattern, and what to write instead.
 WRONG = {
@@ -20,14 +20,13 @@ WRONG = {
 }
 
 
-def texts(tree: ast.Module) -> Iterator[tuple[int, str]]:
-    """Yield line and text of the docstrings, the messages of errors and the hints of a module."""
-    for node in ast.walk(tree):
+def texts(nodes: Iterable[ast.AST]) -> Iterator[tuple[int, str]]:
+    """Yield line and text of docstrings, messages of errors, and hints."""
+    for node in nodes:
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
             yield from said(node.value)
         elif isinstance(node, ast.Call):
-            name = ast.unparse(node.func).rpartition(".")[2]
-            if name.endswith(("Error", "Warning")):
+            if last_name(node.func).endswith(("Error", "Warning")):
                 for argument in node.args:
                     yield from said(argument)
             for keyword in node.keywords:
@@ -51,7 +50,7 @@ def test_messages_and_docstrings_are_in_plain_english() -> None:
     wrong = {
         f"{path.relative_to(SOURCE)}:{line}: {match[0].strip()!r}, better {better!r}"
         for path in FILES
-        for line, text in texts(tree_of(path))
+        for line, text in texts(nodes_of(path))
         for pattern, better in WRONG.items()
         for match in re.finditer(pattern, " ".join(text.split()))
     }

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import os
 import pty
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -44,15 +44,12 @@ def test_a_reader_that_goes_away_is_no_error(tmp_path: Path) -> None:
 def test_the_exit_code_does_not_depend_on_the_reader(store: Store, tmp_path: Path) -> None:
     blobstore.import_model(write_checkpoint(tmp_path / "m"), "m", store=store)
     damage_largest_blob(store)
-    for words, code in ((["verify"], 3), (["rm", "m"], 0)):
-        with subprocess.Popen(
-            line(*words, "--store", store.root), stdout=subprocess.PIPE, stderr=subprocess.PIPE
-        ) as child:
-            assert child.stdout is not None
-            assert child.stderr is not None
-            child.stdout.close()
-            assert (child.stderr.read(), child.wait()) == (b"", code)
-    assert store.manifests.names() == []
+    read, write = os.pipe()
+    os.close(read)
+    words = line("verify", "--store", store.root)
+    done = subprocess.run(words, stdout=write, stderr=subprocess.PIPE, check=False)
+    os.close(write)
+    assert (done.returncode, done.stderr) == (3, b"")
 
 
 def test_closed_standard_streams(tmp_path: Path) -> None:
@@ -84,42 +81,28 @@ def test_a_narrow_encoding_is_no_reason_to_fail(tmp_path: Path) -> None:
         line("inspect", source, "--tree"), capture_output=True, text=True, check=True, env=narrow
     )
     assert "\\xe9\\U0001f600" in done.stdout
-    done = subprocess.run(
-        line("inspect", source, "--json"), capture_output=True, text=True, check=True
-    )
-    assert list(json.loads(done.stdout)["header"]) == ["é😀"]
 
 
-def in_terminal(words: list[str], **environment: str) -> str:
-    """Return what a command prints to stderr if that is a terminal, and stdout is not."""
+def test_a_terminal_gets_one_progress_bar(tmp_path: Path) -> None:
+    """Only stderr is a terminal here."""
     main, other = pty.openpty()
-    merged = {**os.environ, "TERM": "xterm-256color", "COLUMNS": "100", **environment}
-    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=other, env=merged) as child:
+    terminal = {**os.environ, "TERM": "xterm-256color", "COLUMNS": "100", "NO_COLOR": ""}
+    words = line("import", PYCODE_MOE, "--store", tmp_path / "store")
+    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=other, env=terminal) as child:
         os.close(other)
-        text = b""
-        try:
+        raw = b""
+        with suppress(OSError):  # Linux's way to say that the last writer has gone
             while part := os.read(main, 65536):
-                text += part
-        except OSError:
-            pass  # Linux's way to say that the last writer has gone
+                raw += part
         assert child.stdout is not None
         assert b"\x1b" not in child.stdout.read()
         assert child.wait() == 0
     os.close(main)
-    return text.decode()
-
-
-def test_a_terminal_gets_one_progress_bar(tmp_path: Path) -> None:
-    words = line("import", PYCODE_MOE, "--store", tmp_path / "store", "--quant", "int4")
-    text = in_terminal(words, NO_COLOR="")
+    text = raw.decode()
     assert "10.1/10.1 MB" in text
     assert "━" in text
     assert "\x1b[3" in text
     assert text.count("\n") <= 2
-    plain = in_terminal([*words, "--requantize"], NO_COLOR="1")
-    assert "\x1b[3" not in plain
-    done = subprocess.run(words, capture_output=True, text=True, check=True)
-    assert done.stderr == ""  # not a terminal
 
 
 INTERRUPTED = """
