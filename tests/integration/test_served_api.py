@@ -10,15 +10,13 @@ import json
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from urllib.request import urlopen
 
 import pytest
 from support import PYCODE
 from support.large_models import blob_of
-from support.patient import patient
+from support.patient import serving
 from support.stores import link_by_hand, manifest_path
 
 import blobstore
@@ -50,20 +48,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return store.root
 
 
-@contextmanager
-def served(root: Path) -> Iterator[str]:
-    """Serve a store; yield the address of its API's document."""
-    line = patient("serve", "--port", "0", "--store", str(root))
-    with subprocess.Popen(line, stdout=subprocess.PIPE, text=True) as process:
-        try:
-            assert process.stdout is not None
-            address = process.stdout.readline().split()[-1]
-            yield f"{address}api/openapi.json"
-        finally:
-            process.terminate()
-
-
-def calls(address: str, folder: Path, model: str | None, examples: int) -> int:
+def calls(host: str, folder: Path, model: str | None, examples: int) -> int:
     """Return how many requests schemathesis made, none of which showed a violation.
 
     ``model``: asked for wherever a model is, if that is not left to chance.
@@ -72,10 +57,10 @@ def calls(address: str, folder: Path, model: str | None, examples: int) -> int:
     config = folder / "schemathesis.toml"
     config.write_text("" if model is None else _parameters(model))
     document = folder / "openapi.json"  # schemathesis itself waits 10 seconds for it at most
-    with urlopen(address, timeout=300) as answer:  # noqa: S310  # our own server
+    with urlopen(f"http://{host}/api/openapi.json", timeout=300) as answer:  # our own server
         document.write_bytes(answer.read())
     line = [sys.executable, "-m", "schemathesis.cli", "--config-file", str(config), "run"]
-    line += [str(document), "--url", address.removesuffix("/api/openapi.json")]
+    line += [str(document), "--url", f"http://{host}"]
     options = ["--max-examples", str(examples), "--seed", "1", "--workers", "2", "--no-color"]
     options += ["--request-timeout", "300"]
     done = subprocess.run(
@@ -95,9 +80,9 @@ def _parameters(model: str) -> str:
 
 
 def test_requests_made_of_the_document_are_answered_as_it_says(root: Path, tmp_path: Path) -> None:
-    with served(root) as address:
-        chance = calls(address, tmp_path / "chance", None, 8)
-        known = calls(address, tmp_path / "known", TINY, 4)
+    with serving("--store", str(root)) as served:
+        chance = calls(served.host, tmp_path / "chance", None, 8)
+        known = calls(served.host, tmp_path / "known", TINY, 4)
     assert chance + known > 150
 
 
@@ -106,8 +91,8 @@ def test_requests_made_of_the_document_are_answered_as_it_says(root: Path, tmp_p
 def test_thousands_of_requests_are_answered_as_the_document_says(
     root: Path, tmp_path: Path
 ) -> None:
-    with served(root) as address:
-        total = calls(address, tmp_path / "chance", None, 560)
+    with serving("--store", str(root)) as served:
+        total = calls(served.host, tmp_path / "chance", None, 560)
         for number, model in enumerate(TENSORS):
-            total += calls(address, tmp_path / f"known{number}", model, 60)
+            total += calls(served.host, tmp_path / f"known{number}", model, 60)
     assert total >= 5000

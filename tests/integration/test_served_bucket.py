@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from http.client import HTTPConnection
 from pathlib import Path
 
 import pytest
 from support import PYCODE
-from support.cloud_services import CloudBucket, s3
-from support.patient import patient
+from support.cloud_services import s3
+from support.patient import serving
 from support.registries import skopeo
 
 import blobstore
@@ -34,20 +32,6 @@ def local(store: Store) -> Store:
     return store
 
 
-@contextmanager
-def serving(bucket: CloudBucket, folder: Path) -> Iterator[str]:
-    """Serve the store in a bucket, with a cache in the folder; give host and port."""
-    place = ["--store", f"{bucket.address}/store", "--cache", str(folder / "cache")]
-    line = patient("serve", "--port", "0", *place)
-    variables = {**os.environ, **bucket.environment}
-    with subprocess.Popen(line, stdout=subprocess.PIPE, text=True, env=variables) as process:
-        try:
-            assert process.stdout is not None
-            yield process.stdout.readline().rstrip("/\n").rpartition("/")[2]
-        finally:
-            process.terminate()
-
-
 def get(host: str, target: str, **fields: str) -> tuple[int, bytes]:
     connection = HTTPConnection(host, timeout=600)
     try:
@@ -66,7 +50,9 @@ def test_models_of_a_bucket_that_loses_a_blob_and_goes_away(local: Store, tmp_pa
         with s3(tmp_path / "s3") as bucket:
             home = BucketStore(open_bucket(f"{bucket.address}/store", bucket.options))
             transfer(NAME, local, home)
-            host = running.enter_context(serving(bucket, tmp_path))
+            place = ("--store", f"{bucket.address}/store", "--cache", str(tmp_path / "cache"))
+            variables = {**os.environ, **bucket.environment}
+            host = running.enter_context(serving(*place, environment=variables)).host
             bucket.store().delete(f"store/blobs/{path.name}")
             assert get(host, f"{BLOBS}{blob.digest}")[0] == 404
             assert get(host, f"/api/tensors?model={NAME}")[0] == 409

@@ -10,13 +10,13 @@ import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from http.client import HTTPConnection
 from pathlib import Path
 
 import pytest
 from support import PYCODE
-from support.patient import patient
+from support.patient import Served, serving
 from support.registries import cannot_run, skopeo
 
 import blobstore
@@ -30,35 +30,6 @@ pytestmark = pytest.mark.lab
 LARGE = 2**26  # more than waits in the kernel
 PATIENCE_S = 120
 COMMAND = (sys.executable, "-m", "blobstore")
-
-
-class Served:
-    """A running server; ``port`` of 127.0.0.1."""
-
-    def __init__(self, process: subprocess.Popen[str]) -> None:
-        self.process = process
-        assert process.stdout is not None
-        line = process.stdout.readline()
-        self.port = int(line.rstrip("/\n").rpartition(":")[2])
-        self.host = f"127.0.0.1:{self.port}"
-
-    def end(self, number: signal.Signals = signal.SIGTERM) -> tuple[int, str]:
-        """Return the exit code and the rest of the output after a signal."""
-        self.process.send_signal(number)
-        output, _ = self.process.communicate(timeout=PATIENCE_S)
-        return self.process.returncode, output
-
-
-@contextmanager
-def serving(store: Store, *, waits_at_end: bool = False) -> Iterator[Served]:
-    words = ["serve", "--port", "0", "--store", str(store.root)]
-    line = patient(*words, waits_at_end=waits_at_end)
-    process = subprocess.Popen(line, stdout=-1, stderr=subprocess.STDOUT, text=True)
-    try:
-        yield Served(process)
-    finally:
-        process.kill()
-        process.communicate()
 
 
 @pytest.fixture(scope="module")
@@ -76,7 +47,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Store:
 
 @pytest.fixture
 def served(store: Store) -> Iterator[Served]:
-    with serving(store) as running:
+    with serving("--store", str(store.root), errors=subprocess.STDOUT) as running:
         yield running
 
 
@@ -163,8 +134,9 @@ def rest(client: socket.socket) -> int:
 
 
 def test_a_signal_ends_requests_in_flight(store: Store) -> None:
+    place = ("--store", str(store.root))
     with (
-        serving(store, waits_at_end=True) as served,
+        serving(*place, errors=subprocess.STDOUT, waits_at_end=True) as served,
         begun(served, large_blob(store)) as client,
     ):
         served.process.send_signal(signal.SIGINT)

@@ -11,287 +11,190 @@ from typing import Any
 
 from support.sparse import Tensors
 
-CONFIG_OF_4_BITS: dict[str, dict[str, Any]] = {
-    "quantization_config": {"quant_method": "compressed-tensors", "format": "pack-quantized"}
-}
-CONFIG_OF_4_BITS["quantization_config"]["config_groups"] = {
-    "group_0": {"weights": {"num_bits": 4, "group_size": 32}}
-}
-GROUPS_OF_TWO = {
-    "a": {"weights": {"num_bits": 4, "group_size": 32}},
-    "b": {"weights": {"num_bits": 8, "group_size": 64}},
-}
-CONFIG_OF_TWO = {
-    "quantization_config": {"quant_method": "compressed-tensors", "config_groups": GROUPS_OF_TWO}
-}
-BITNET = {"quantization_config": {"quant_method": "bitnet"}}
 ROWS, COLS = 96, 128
-PACKED: dict[str, tuple[Tensors, Any, str, tuple[int, ...]]] = {
-    "awq": (
-        {
-            ".qweight": ("I32", (COLS, ROWS // 8)),
-            ".qzeros": ("I32", (4, ROWS // 8)),
-            ".scales": ("F16", (4, ROWS)),
-        },
-        None,
-        "int4/32 AWQ",
-        (ROWS, COLS),
-    ),
+Case = tuple[Tensors, Any, str, tuple[int, ...]]
+
+
+def _tensors(*rows: str) -> Tensors:
+    """Return tensors of rows: a suffix, a type and a shape."""
+    return {
+        suffix: (dtype, tuple(map(int, shape)))
+        for suffix, dtype, *shape in (row.split() for row in rows)
+    }
+
+
+def _case(says: str, *rows: str, config: Any = None, shape: tuple[int, ...] = (ROWS, COLS)) -> Case:
+    return _tensors(*rows), config, says, shape
+
+
+def _method(name: str, **more: Any) -> dict[str, Any]:
+    return {"quantization_config": {"quant_method": name, **more}}
+
+
+def _mlx(bits: int, group: int = 64) -> dict[str, Any]:
+    return {"quantization": {"group_size": group, "bits": bits}}
+
+
+def _group(bits: int, size: int) -> dict[str, Any]:
+    return {"weights": {"num_bits": bits, "group_size": size}}
+
+
+PACKED: dict[str, Case] = {
+    "awq": _case("int4/32 AWQ", ".qweight I32 128 12", ".qzeros I32 4 12", ".scales F16 4 96"),
     **{
-        f"gptq {bits}": (
-            {
-                ".qweight": ("I32", (COLS * bits // 32, ROWS)),
-                ".qzeros": ("I32", (2, ROWS * bits // 32)),
-                ".scales": ("F16", (2, ROWS)),
-                ".g_idx": ("I32", (COLS,)),
-            },
-            None,
+        f"gptq {bits}": _case(
             f"int{bits}/64 GPTQ",
-            (ROWS, COLS),
+            f".qweight I32 {4 * bits} 96",
+            f".qzeros I32 2 {3 * bits}",
+            ".scales F16 2 96",
+            ".g_idx I32 128",
         )
         for bits in (2, 3, 4, 8)
     },
-    "gptq, one scale a row, by its config": (
-        {".qweight": ("I32", (COLS // 8, ROWS)), ".scales": ("F16", (1, ROWS))},
-        {"quantization_config": {"quant_method": "gptq", "bits": 4}},
-        "int4 GPTQ",
-        (ROWS, COLS),
+    "gptq, one scale a row, by its config": _case(
+        "int4 GPTQ", ".qweight I32 16 96", ".scales F16 1 96", config=_method("gptq", bits=4)
     ),
-    "compressed-tensors int4": (
-        {
-            ".weight_packed": ("I32", (ROWS, COLS // 8)),
-            ".weight_scale": ("BF16", (ROWS, COLS // 32)),
-            ".weight_shape": ("I64", (2,)),
-        },
-        CONFIG_OF_4_BITS,
+    "compressed-tensors int4": _case(
         "int4/32 compressed-tensors",
-        (ROWS, COLS),
+        ".weight_packed I32 96 16",
+        ".weight_scale BF16 96 4",
+        ".weight_shape I64 2",
+        config=_method(
+            "compressed-tensors", format="pack-quantized", config_groups={"group_0": _group(4, 32)}
+        ),
     ),
-    "compressed-tensors int8 of two widths": (
-        {
-            ".weight_packed": ("I32", (ROWS, COLS // 4)),
-            ".weight_scale": ("BF16", (ROWS, COLS // 64)),
-        },
-        CONFIG_OF_TWO,
+    "compressed-tensors int8 of two widths": _case(
         "int8/64 compressed-tensors",
-        (ROWS, COLS),
+        ".weight_packed I32 96 32",
+        ".weight_scale BF16 96 2",
+        config=_method(
+            "compressed-tensors", config_groups={"a": _group(4, 32), "b": _group(8, 64)}
+        ),
     ),
-    "compressed-tensors int4 with zero points, without a config": (
-        {
-            ".weight_packed": ("I32", (ROWS, COLS // 8)),
-            ".weight_scale": ("BF16", (ROWS, COLS // 32)),
-            ".weight_zero_point": ("I32", (ROWS // 8, COLS // 32)),
-        },
-        None,
+    "compressed-tensors int4 with zero points, without a config": _case(
         "int4 compressed-tensors",
-        (ROWS, COLS),
+        ".weight_packed I32 96 16",
+        ".weight_scale BF16 96 4",
+        ".weight_zero_point I32 12 4",
     ),
-    "compressed-tensors mxfp4": (
-        {".weight_packed": ("U8", (ROWS, COLS // 2)), ".weight_scale": ("U8", (ROWS, COLS // 32))},
-        None,
-        "mxfp4/32 compressed-tensors",
-        (ROWS, COLS),
+    "compressed-tensors mxfp4": _case(
+        "mxfp4/32 compressed-tensors", ".weight_packed U8 96 64", ".weight_scale U8 96 4"
     ),
-    "compressed-tensors mixfp4": (
-        {
-            ".weight_packed": ("U8", (ROWS, COLS // 2)),
-            ".weight_scale": ("F8_E4M3", (ROWS, COLS // 16)),
-            ".weight_global_scale": ("F32", (1,)),
-        },
-        {
-            "quantization_config": {
-                "quant_method": "compressed-tensors",
-                "format": "mixfp4-pack-quantized",
-            }
-        },
+    "compressed-tensors mixfp4": _case(
         "mixfp4/16 compressed-tensors NVFP4",
-        (ROWS, COLS),
+        ".weight_packed U8 96 64",
+        ".weight_scale F8_E4M3 96 8",
+        ".weight_global_scale F32 1",
+        config=_method("compressed-tensors", format="mixfp4-pack-quantized"),
     ),
-    "compressed-tensors int4 in bytes": (
-        {".weight_packed": ("I8", (ROWS, COLS // 2)), ".weight_scale": ("BF16", (ROWS, 1))},
-        None,
-        "int4 compressed-tensors",
-        (ROWS, COLS),
+    "compressed-tensors int4 in bytes": _case(
+        "int4 compressed-tensors", ".weight_packed I8 96 64", ".weight_scale BF16 96 1"
     ),
-    "compressed-tensors int8": (
-        {
-            ".weight": ("I8", (ROWS, COLS)),
-            ".weight_scale": ("BF16", (ROWS, 1)),
-            ".weight_zero_point": ("I8", (ROWS, 1)),
-        },
-        {"quantization_config": {"quant_method": "compressed-tensors", "format": "int-quantized"}},
+    "compressed-tensors int8": _case(
         "int8 compressed-tensors",
-        (ROWS, COLS),
+        ".weight I8 96 128",
+        ".weight_scale BF16 96 1",
+        ".weight_zero_point I8 96 1",
+        config=_method("compressed-tensors", format="int-quantized"),
     ),
-    "fp8, one scale a row": (
-        {
-            ".weight": ("F8_E4M3", (ROWS, COLS)),
-            ".weight_scale": ("F32", (ROWS, 1)),
-            ".input_scale": ("F32", (1,)),
-        },
-        None,
-        "fp8 FP8",
-        (ROWS, COLS),
+    "fp8, one scale a row": _case(
+        "fp8 FP8", ".weight F8_E4M3 96 128", ".weight_scale F32 96 1", ".input_scale F32 1"
     ),
-    "fp8 with exponents for blocks": (
-        {".weight": ("F8_E4M3", (ROWS, COLS)), ".scale": ("F8_E8M0", (ROWS // 32, COLS // 64))},
-        None,
-        "fp8 block FP8",
-        (ROWS, COLS),
+    "fp8 with exponents for blocks": _case(
+        "fp8 block FP8", ".weight F8_E4M3 96 128", ".scale F8_E8M0 3 2"
     ),
-    "mxfp8": (
-        {".weight": ("F8_E4M3", (ROWS, COLS)), ".weight_scale": ("U8", (ROWS, COLS // 32))},
-        None,
-        "mxfp8/32 MXFP8",
-        (ROWS, COLS),
-    ),
-    "fp4 experts": (
-        {".weight": ("I8", (ROWS, COLS // 2)), ".scale": ("F8_E8M0", (ROWS, COLS // 32))},
-        {"quantization_config": {"quant_method": "fp8"}, "expert_dtype": "fp4"},
+    "mxfp8": _case("mxfp8/32 MXFP8", ".weight F8_E4M3 96 128", ".weight_scale U8 96 4"),
+    "fp4 experts": _case(
         "mxfp4/32 FP4",
-        (ROWS, COLS),
+        ".weight I8 96 64",
+        ".scale F8_E8M0 96 4",
+        config={**_method("fp8"), "expert_dtype": "fp4"},
     ),
-    "modelopt int4 awq": (
-        {
-            ".weight": ("U8", (ROWS // 2, COLS)),
-            ".weight_scale": ("F32", (ROWS, COLS // 32)),
-            ".pre_quant_scale": ("BF16", (COLS,)),
-        },
-        {"quantization_config": {"quant_method": "modelopt"}},
+    "modelopt int4 awq": _case(
         "int4/32 ModelOpt",
-        (ROWS, COLS),
+        ".weight U8 48 128",
+        ".weight_scale F32 96 4",
+        ".pre_quant_scale BF16 128",
+        config=_method("modelopt"),
     ),
-    "modelopt mxfp4": (
-        {".weight": ("U8", (ROWS, COLS // 2)), ".weight_scale": ("U8", (ROWS, COLS // 32))},
-        {"quantization_config": {"quant_method": "modelopt"}},
-        "mxfp4/32 ModelOpt",
-        (ROWS, COLS),
+    "modelopt mxfp4": _case(
+        "mxfp4/32 ModelOpt", ".weight U8 96 64", ".weight_scale U8 96 4", config=_method("modelopt")
     ),
-    "modelopt nvfp4 awq": (
-        {
-            ".weight": ("U8", (ROWS, COLS // 2)),
-            ".weight_scale": ("F8_E4M3", (ROWS, COLS // 16)),
-            ".weight_scale_2": ("F32", ()),
-            ".pre_quant_scale": ("BF16", (COLS,)),
-        },
-        None,
+    "modelopt nvfp4 awq": _case(
         "nvfp4/16 ModelOpt NVFP4",
-        (ROWS, COLS),
+        ".weight U8 96 64",
+        ".weight_scale F8_E4M3 96 8",
+        ".weight_scale_2 F32",
+        ".pre_quant_scale BF16 128",
     ),
-    "bitnet": (
-        {".weight": ("U8", (ROWS // 4, COLS)), ".weight_scale": ("BF16", (1,))},
-        BITNET,
-        "bitnet BitNet",
-        (ROWS, COLS),
+    "bitnet": _case(
+        "bitnet BitNet", ".weight U8 24 128", ".weight_scale BF16 1", config=_method("bitnet")
     ),
-    "bitsandbytes in BF16": (
-        {
-            ".weight": ("BF16", (ROWS * COLS // 4, 1)),
-            ".weight.absmax": ("F32", (ROWS * COLS // 64,)),
-            ".weight.quant_map": ("F32", (16,)),
-            ".weight.quant_state.bitsandbytes__fp4": ("U8", (90,)),
-        },
-        None,
+    "bitsandbytes in BF16": _case(
         "fp4/64 bitsandbytes",
-        (ROWS * COLS,),
+        ".weight BF16 3072 1",
+        ".weight.absmax F32 192",
+        ".weight.quant_map F32 16",
+        ".weight.quant_state.bitsandbytes__fp4 U8 90",
+        shape=(12288,),
     ),
-    "bitsandbytes int8": (
-        {".weight": ("I8", (ROWS, COLS)), ".SCB": ("F32", (ROWS,)), ".weight_format": ("U8", ())},
-        {"quantization_config": {"quant_method": "bitsandbytes", "load_in_8bit": True}},
+    "bitsandbytes int8": _case(
         "int8 bitsandbytes int8",
-        (ROWS, COLS),
+        ".weight I8 96 128",
+        ".SCB F32 96",
+        ".weight_format U8",
+        config=_method("bitsandbytes", load_in_8bit=True),
     ),
-    "eetq": (
-        {".weight": ("I8", (COLS, ROWS)), ".weight_scales": ("F16", (ROWS,))},
-        None,
-        "int8 EETQ",
-        (COLS, ROWS),
-    ),
-    "exl2": (
-        {
-            ".q_weight": ("I32", (COLS * 5 // 32, ROWS)),
-            ".q_scale": ("I32", (2, ROWS // 8)),
-            ".q_invperm": ("I32", (COLS,)),
-            ".q_scale_max": ("F16", (2,)),
-            ".q_groups": ("I16", (4,)),
-        },
-        None,
+    "eetq": _case("int8 EETQ", ".weight I8 128 96", ".weight_scales F16 96", shape=(128, 96)),
+    "exl2": _case(
         "exl2 EXL2",
-        (ROWS, COLS),
+        ".q_weight I32 20 96",
+        ".q_scale I32 2 12",
+        ".q_invperm I32 128",
+        ".q_scale_max F16 2",
+        ".q_groups I16 4",
     ),
-    "exl3": (
-        {
-            ".trellis": ("I16", (COLS // 16, ROWS // 16, 40)),
-            ".suh": ("F16", (COLS,)),
-            ".svh": ("F16", (ROWS,)),
-        },
-        None,
-        "exl3 EXL3",
-        (ROWS, COLS),
-    ),
+    "exl3": _case("exl3 EXL3", ".trellis I16 8 6 40", ".suh F16 128", ".svh F16 96"),
     **{
-        f"mlx {bits} bits": (
-            {
-                ".weight": ("U32", (ROWS, COLS * bits // 32)),
-                ".scales": ("BF16", (ROWS, 2)),
-                ".biases": ("BF16", (ROWS, 2)),
-            },
-            {"quantization": {"group_size": 64, "bits": bits}},
+        f"mlx {bits} bits": _case(
             f"int{bits}/64 MLX",
-            (ROWS, COLS),
+            f".weight U32 96 {4 * bits}",
+            ".scales BF16 96 2",
+            ".biases BF16 96 2",
+            config=_mlx(bits),
         )
         for bits in (2, 3, 5, 6)
     },
-    "mlx with a global scale": (
-        {
-            ".weight": ("U32", (ROWS, COLS // 8)),
-            ".scales": ("U8", (ROWS, COLS // 16)),
-            ".global_scale": ("F32", (ROWS,)),
-        },
-        None,
-        "nvfp4/16 MLX",
-        (ROWS, COLS),
+    "mlx with a global scale": _case(
+        "nvfp4/16 MLX", ".weight U32 96 16", ".scales U8 96 8", ".global_scale F32 96"
     ),
 }
 
-UNCLEAR: dict[str, tuple[Tensors, Any, str]] = {
-    "mlx without a config": (
-        {
-            ".weight": ("U32", (ROWS, COLS // 8)),
-            ".scales": ("BF16", (ROWS, 2)),
-            ".biases": ("BF16", (ROWS, 2)),
-        },
-        None,
+UNCLEAR: dict[str, Case] = {
+    "mlx without a config": _case(
         "MLX's shapes fit int2/128 and int4/64 and int8/32, and no config.json says which",
+        ".weight U32 96 16",
+        ".scales BF16 96 2",
+        ".biases BF16 96 2",
     ),
-    "mlx of another type than its config's": (
-        {
-            ".weight": ("U32", (ROWS, COLS // 8)),
-            ".scales": ("BF16", (ROWS, 2)),
-            ".biases": ("BF16", (ROWS, 2)),
-        },
-        {"quantization": {"group_size": 32, "bits": 4}},
+    "mlx of another type than its config's": _case(
         "and config.json's is another",
+        ".weight U32 96 16",
+        ".scales BF16 96 2",
+        ".biases BF16 96 2",
+        config=_mlx(4, 32),
     ),
-    "compressed-tensors without a config": (
-        {".weight_packed": ("I32", (ROWS, COLS // 8)), ".weight_scale": ("BF16", (ROWS, 4))},
-        None,
-        "of how many bits",
+    "compressed-tensors without a config": _case(
+        "of how many bits", ".weight_packed I32 96 16", ".weight_scale BF16 96 4"
     ),
-    "bytes of nobody": (
-        {".weight": ("U8", (ROWS, COLS)), ".weight_scale": ("BF16", (1,))},
-        None,
-        "how many codes are in a byte",
+    "bytes of nobody": _case(
+        "how many codes are in a byte", ".weight U8 96 128", ".weight_scale BF16 1"
     ),
-    "qweight without scales": ({".qweight": ("I32", (ROWS, COLS))}, None, "they look packed"),
-    "what a method that is unknown has packed": (
-        {".W_q": ("U8", (ROWS, COLS))},
-        {"quantization_config": {"quant_method": "hqq"}},
-        "they look packed",
+    "qweight without scales": _case("they look packed", ".qweight I32 96 128"),
+    "what a method that is unknown has packed": _case(
+        "they look packed", ".W_q U8 96 128", config=_method("hqq")
     ),
-    "exponents of nothing": (
-        {".scales_of_blocks": ("F8_E8M0", (ROWS, COLS))},
-        None,
-        "they look packed, or like scales",
+    "exponents of nothing": _case(
+        "they look packed, or like scales", ".scales_of_blocks F8_E8M0 96 128"
     ),
 }

@@ -57,7 +57,7 @@ def test_modules_of_their_own(tmp_path: Path) -> None:
 
 
 def test_what_is_unclear_is_counted_as_stored_and_noted(tmp_path: Path) -> None:
-    for name, (tensors, config, says) in UNCLEAR.items():
+    for name, (tensors, config, says, _) in UNCLEAR.items():
         named = {f"{base}{suffix}": one for base in "abc" for suffix, one in tensors.items()}
         found = inspect(write_sparse_folder(tmp_path / name, named, config))
         assert found.parameters == 3 * sum(math.prod(shape) for _, shape in tensors.values()), name

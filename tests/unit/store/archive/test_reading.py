@@ -12,7 +12,7 @@ import struct
 import tarfile
 import threading
 import tracemalloc
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -53,6 +53,17 @@ def store() -> MemoryStore:
     commit(store, "m", ONE, TWO)
     commit(store, "n", THREE, TWO)
     return store
+
+
+@pytest.fixture
+def little_memory() -> Iterator[None]:
+    """Fails a test that takes 16 MiB at once."""
+    tracemalloc.start()
+    try:
+        yield
+        assert tracemalloc.get_traced_memory()[1] < 2**24
+    finally:
+        tracemalloc.stop()
 
 
 @pytest.fixture
@@ -169,7 +180,7 @@ def refused(
 ) -> None:
     """Check that an archive is refused: from a file, compressed, and from a pipe."""
     path = tmp_path / "a"
-    for packed in (raw, gzip.compress(raw, 1), zstandard.compress(raw)):
+    for packed in (raw, zstandard.compress(raw)):
         path.write_bytes(packed)
         with pytest.raises(error, match=match):
             loaded(path)
@@ -296,7 +307,7 @@ def test_frames_that_lie(tmp_path: Path, files: Files) -> None:
         with pytest.raises(CorruptDataError):
             loaded(path)
     damaged = bytearray(b"".join(frames) + encode_table(table))
-    for at in range(0, sum(map(len, frames)), 997):
+    for at in range(0, sum(map(len, frames)), 4001):
         damaged[at] ^= 0x10
         path.write_bytes(damaged)
         with suppress(BlobStoreError):  # else it is in bytes that do not count, such as padding
@@ -304,6 +315,7 @@ def test_frames_that_lie(tmp_path: Path, files: Files) -> None:
         damaged[at] ^= 0x10
 
 
+@pytest.mark.usefixtures("little_memory")
 @pytest.mark.parametrize(
     "frame",
     [
@@ -316,16 +328,11 @@ def test_a_frame_that_says_it_is_large(tmp_path: Path, frame: bytes) -> None:
     frame = bytes.fromhex("28b52ffd") + frame + b"\x01\x00\x00"
     path = tmp_path / "a.tar.zst"
     path.write_bytes(frame + encode_table([(len(frame), 10_000)]))
-    tracemalloc.start()
-    try:
-        with pytest.raises(CorruptDataError, match=r"not 10,000|too much memory"):
-            loaded(path)
-        path.write_bytes(frame)
-        with pytest.raises(CorruptDataError):
-            loaded(path)
-        assert tracemalloc.get_traced_memory()[1] < 2**24
-    finally:
-        tracemalloc.stop()
+    with pytest.raises(CorruptDataError, match=r"not 10,000|too much memory"):
+        loaded(path)
+    path.write_bytes(frame)
+    with pytest.raises(CorruptDataError):
+        loaded(path)
 
 
 def test_paths_are_limited_in_all(
@@ -341,20 +348,16 @@ def test_paths_are_limited_in_all(
         open_archive(path)
 
 
+@pytest.mark.usefixtures("little_memory")
 def test_bombs_take_no_memory(tmp_path: Path, one: Files) -> None:
     """Many zeros in a file that no model names."""
     path = tmp_path / "a.tar.gz"
     with gzip.open(path, "wb", 1) as out:
-        out.write(member_header("blobs/sha256/" + 64 * "0", 2**26))
-        for _ in range(2**6):
+        out.write(member_header("blobs/sha256/" + 64 * "0", 2**25))
+        for _ in range(2**5):
             out.write(bytes(2**20))
         out.write(tar_of(one))
-    tracemalloc.start()
-    try:
-        assert blobs_of(loaded(path), "m") == [ONE, TWO]
-        assert tracemalloc.get_traced_memory()[1] < 2**24
-    finally:
-        tracemalloc.stop()
+    assert blobs_of(loaded(path), "m") == [ONE, TWO]
 
 
 # Work without an end
@@ -421,6 +424,7 @@ def test_a_seek_table_that_lies_is_an_error(tmp_path: Path, files: Files) -> Non
             loaded(path)
 
 
+@pytest.mark.usefixtures("little_memory")
 def test_a_long_seek_table_is_not_read(tmp_path: Path, files: Files) -> None:
     """One of 64 MiB would take as much memory; such a file is read as a stream."""
     count = 2**23
@@ -430,12 +434,7 @@ def test_a_long_seek_table_is_not_read(tmp_path: Path, files: Files) -> None:
         file.write(struct.pack("<II", 0x184D2A5E, 8 * count + 9))
         file.seek(8 * count, os.SEEK_CUR)  # a hole
         file.write(struct.pack("<IBI", count, 0, 0x8F92EAB1))
-    tracemalloc.start()
-    try:
-        check(loaded(path))
-        assert tracemalloc.get_traced_memory()[1] < 2**24
-    finally:
-        tracemalloc.stop()
+    check(loaded(path))
 
 
 # Pipes

