@@ -15,7 +15,7 @@ from support import PYCODE, PYCODE_MOE
 from support.cloud_services import SERVICES
 from support.far_rigs import blobs_of, far_rig, write_far_checkpoint
 from support.hub_stand_in import REPOSITORY, Rules, hub_stand_in
-from support.nginx import Limits, nginx
+from support.nginx import nginx
 from support.ollama_sources import write_source
 from support.server_faults import Alarm
 
@@ -90,7 +90,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_a_server_that_limits_requests(checkpoint: Path, tmp_path: Path) -> None:
     with (
-        nginx(tmp_path / "nginx", checkpoint, limits=Limits(requests=5)) as server,
+        nginx(tmp_path / "nginx", checkpoint, requests=5) as server,
         open_folder(server.url) as folder,
     ):
         assert imported(folder, tmp_path / "far") == imported(checkpoint, tmp_path / "near")

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 from support import PYCODE
-from support.hub_stand_in import COMMIT, Rules, RunningHub, hub_stand_in
+from support.hub_stand_in import Rules, RunningHub, hub_stand_in
 
 pytestmark = pytest.mark.lab
 PRIVATE, GATED = Rules(token="hf_right"), Rules(token="hf_right", gated=True)  # noqa: S106
@@ -73,19 +73,3 @@ def test_the_client_reads_refusals(
                 etag_timeout=PATIENCE_S,
             )
     assert type(raised.value).__name__ == error
-
-
-def test_the_listing_and_the_heads_say_the_same(tmp_path: Path) -> None:
-    from huggingface_hub import HfApi, get_hf_file_metadata, hf_hub_url
-    from huggingface_hub.hf_api import RepoFile
-
-    with hub_stand_in(tmp_path, PYCODE) as hub:
-        api = HfApi(endpoint=hub.url, token=False)
-        assert api.model_info("org/name").sha == COMMIT
-        listed = [one for one in api.list_repo_tree("org/name") if isinstance(one, RepoFile)]
-        assert {one.path for one in listed} == {path.name for path in PYCODE.iterdir()}
-        for one in listed:
-            url = hf_hub_url("org/name", one.path, endpoint=hub.url)
-            found = get_hf_file_metadata(url, token=False, timeout=PATIENCE_S)
-            assert (found.size, found.commit_hash) == (one.size, COMMIT)
-            assert found.etag == (one.lfs.sha256 if one.lfs is not None else one.blob_id)

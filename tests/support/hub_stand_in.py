@@ -1,6 +1,6 @@
 """A stand-in for the Hugging Face Hub on loopback: its API, its redirects and signed addresses.
 
-A large file's address redirects to a signed one of another server, which expires. Sources of the
+A large file's address redirects to one of another server. Sources of the
 answers: huggingface_hub@2.4.0 file_download.py `get_hf_file_metadata`, utils/_http.py
 `hf_raise_for_status` and `parse_ratelimit_headers`, hf_api.py `ModelInfo`, `RepoFile`;
 huggingface.co/docs/hub/rate-limits; recorded heads in swift-transformers#209 (``resolve-cache``)
@@ -15,7 +15,7 @@ import json
 import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 from itertools import chain
 from pathlib import Path
@@ -23,7 +23,7 @@ from typing import Any
 from urllib.parse import quote, unquote
 
 from support.hub import git_name
-from support.nginx import Limits, Nginx, nginx
+from support.nginx import Nginx, nginx
 from support.servers import KEEP_ALIVE, Asked, Script, part, reply, server
 
 COMMIT = "89abcdef0123456789abcdef0123456789abcdef"
@@ -156,8 +156,6 @@ class HubStandIn:
         file = self.repositories[repository].get(path)
         if file is None:
             return self._error(asked, 404, "EntryNotFound", "Entry not found")
-        if asked.fields.get("if-match", f'"{file.oid}"') not in (f'"{file.oid}"', "*"):
-            return _answer(asked, 412)
         lines = [f'ETag: "{file.oid}"', f"X-Repo-Commit: {COMMIT}", "Accept-Ranges: bytes"]
         return _without_body(asked, part(asked, file.path.read_bytes(), *lines))
 
@@ -206,12 +204,10 @@ def hub_stand_in(
     repositories: Path | Mapping[str, Path],
     *,
     rules: Rules | None = None,
-    limits: Limits | None = None,
 ) -> Iterator[RunningHub]:
     """Run the Hub with these folders as repositories; it writes below ``work``.
 
-    One folder is the repository `REPOSITORY`. ``limits``: of the server of large files;
-    Signed addresses are good for an hour.
+    One folder is the repository `REPOSITORY`.
     """
     objects = work / "objects"
     objects.mkdir(parents=True)
@@ -221,14 +217,10 @@ def hub_stand_in(
     for file in chain.from_iterable(files.values() for files in found.values()):
         if file.sha256 is not None and not (objects / file.sha256).exists():
             (objects / file.sha256).symlink_to(file.path)
-    kept = replace(limits or Limits(), signed=True)
-    with (
-        nginx(work / "nginx", work, gzip=False, limits=kept) as store,
-        server() as running,
-    ):
+    with nginx(work / "nginx", work, gzip=False) as store, server() as running:
 
         def signer(file: RepositoryFile) -> str:
-            return store.signed(f"objects/{file.sha256}", 3600)
+            return f"{store.url}/objects/{file.sha256}"
 
         answers = HubStandIn(found, signer, rules or Rules())
         yield RunningHub(running.at("").rstrip("/"), answers, running.play(answers), store)

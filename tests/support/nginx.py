@@ -1,14 +1,10 @@
 """A real web server on loopback: Debian's nginx, with its log of requests and replies.
 
-It can also limit its rate and its requests, and refuse addresses without a signature that is valid
-and has not expired. Source: nginx.org/en/docs/http, ngx_http_secure_link_module,
-ngx_http_limit_req_module, ngx_http_core_module `limit_rate`.
+It can also limit its requests. Source: nginx.org/en/docs/http, ngx_http_limit_req_module.
 """
 
 from __future__ import annotations
 
-import base64
-import hashlib
 import os
 import shutil
 import socket
@@ -20,7 +16,6 @@ from dataclasses import dataclass
 from http.client import HTTPConnection
 from pathlib import Path
 from typing import NoReturn
-from urllib.parse import quote
 
 import pytest
 
@@ -63,7 +58,6 @@ _TLS = (
 )
 _PATIENCE_S = 120
 _LAST = "/the-last-request"
-_SECRET = "not a secret"  # noqa: S105  # it says so
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,39 +111,6 @@ class Nginx:
         lines = self._log.read_text().splitlines(keepends=True)[self._seen :]
         return next((i for i, line in enumerate(lines, 1) if line.endswith(f"{_LAST}\n")), 0)
 
-    def signed(self, path: str, life_s: int) -> str:
-        """Return the address of a file that a server with signatures gives out for ``life_s``."""
-        expires = int(time.time()) + life_s
-        said = hashlib.md5(f"{expires}/{path} {_SECRET}".encode()).digest()  # noqa: S324  # nginx's
-        signature = base64.urlsafe_b64encode(said).decode().rstrip("=")
-        return f"{self.url}/{quote(path)}?md5={signature}&expires={expires}"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
-    """What a server refuses, and how slow it is.
-
-    ``rate``: bytes a second of each request, after the first second's. ``requests``: requests a
-    second; for more it answers 429. ``signed``: it answers 403 to an address that is not signed, or
-    whose time is over.
-    """
-
-    rate: int | None = None
-    requests: int | None = None
-    signed: bool = False
-
-    def directives(self) -> str:
-        """Return them in nginx's words."""
-        said = [f"limit_rate {self.rate};"] if self.rate else []
-        if self.requests:
-            said.append(f"limit_req zone=all burst={self.requests} nodelay; limit_req_status 429;")
-            said.append("error_page 429 = @later;")
-        if self.signed:
-            said.append("secure_link $arg_md5,$arg_expires;")
-            said.append(f'secure_link_md5 "$secure_link_expires$uri {_SECRET}";')
-            said += [f'if ($secure_link = "{value}") {{ return 403; }}' for value in ("", "0")]
-        return " ".join(said)
-
 
 @contextmanager
 def nginx(
@@ -157,7 +118,7 @@ def nginx(
     root: Path,
     *,
     gzip: bool = True,
-    limits: Limits | None = None,
+    requests: int | None = None,
     tls: bool = False,
 ) -> Iterator[Nginx]:
     """Run nginx for as long as the block lasts, with its files in ``folder``.
@@ -165,18 +126,23 @@ def nginx(
     Where there is none: see `_cannot_run`.
 
     With ``gzip`` it compresses everything for whoever does not ask for the bytes as they are, and
-    has no ranges for him.
+    has no ranges for him. For more than ``requests`` a second it answers 429.
     """
     program = shutil.which("nginx", path=f"{os.environ.get('PATH', '')}:/usr/sbin:/usr/local/sbin")
     if program is None:
         _cannot_run("nginx is not installed (Debian: apt-get install nginx-light)")
     folder.mkdir(parents=True, exist_ok=True)
     user = "user root;" if os.geteuid() == 0 else ""
-    limits = limits or Limits()
-    settings = {"folder": folder, "root": root, "user": user, "gzip": "on" if gzip else "off"}
-    settings["limits"] = limits.directives()
-    settings["most_requests"] = limits.requests or 1
-    settings["tls"] = _TLS if tls else "backlog=256"
+    limits = f"limit_req zone=all burst={requests} nodelay; limit_req_status 429;"
+    settings = {
+        "folder": folder,
+        "root": root,
+        "user": user,
+        "gzip": "on" if gzip else "off",
+        "limits": f"{limits} error_page 429 = @later;" if requests else "",
+        "most_requests": requests or 1,
+        "tls": _TLS if tls else "backlog=256",
+    }
     for _ in range(3):  # another program may take the port between
         port = free_port()
         (folder / "nginx.conf").write_text(_CONFIG.format(**settings, port=port))

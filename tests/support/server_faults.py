@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from random import Random
 
-from support.servers import KEEP_ALIVE, WAIT, Answer, Asked, head, part, reply
+from support.servers import KEEP_ALIVE, Answer, Asked, head, part, reply
 
 _PIECE = 2**16
 
@@ -32,9 +32,9 @@ class Whole:
         return cls(asked, int(first.split(" ")[1]), tuple(lines), body)
 
     @property
-    def head(self) -> bytes:
-        """The head as it is sent."""
-        return head(self.status, *self.lines)
+    def data(self) -> bytes:
+        """All of it, as it is sent."""
+        return head(self.status, *self.lines) + self.body
 
     @property
     def has_file(self) -> bool:
@@ -47,188 +47,92 @@ class Whole:
         kept = [line for line in self.lines if not line.lower().startswith(f"{name.lower()}:")]
         return replace(self, lines=(*kept, *([f"{name}: {value}"] if value is not None else [])))
 
+    def moved(self, by: int, length: int) -> Whole:
+        """Return the answer with another Content-Range: ``length`` bytes, ``by`` further on."""
+        if self.status != 206:
+            return self
+        said = next(line for line in self.lines if line.lower().startswith("content-range:"))
+        place, _, total = said.partition("bytes ")[2].partition("/")
+        begin = max(0, int(place.partition("-")[0]) + by)
+        return self.set("Content-Range", f"bytes {begin}-{begin + length - 1}/{total}")
+
     def sent(self) -> list[bytes]:
         """Return the answer again."""
-        return [self.head + self.body, KEEP_ALIVE]
+        return [self.data, KEEP_ALIVE]
 
 
 Fault = Callable[[Whole, Random], Iterable[bytes]]
-
-
-def _cut(whole: Whole, random: Random) -> Iterable[bytes]:
-    return [(whole.head + whole.body)[: random.randrange(len(whole.head) + len(whole.body))]]
-
-
-def _cut_late(whole: Whole, random: Random) -> Iterable[bytes]:
-    missing = random.randint(1, max(1, min(100, len(whole.body))))
-    return [whole.head + whole.body[:-missing]]
-
-
-def _dropped(whole: Whole, random: Random) -> Iterable[bytes]:
-    return []
 
 
 def _failure(status: int, *lines: str) -> Fault:
     return lambda *_: reply(status, *lines, body=b"a fault")
 
 
-def _slow(whole: Whole, random: Random) -> Iterator[bytes]:
-    yield from [WAIT] * random.randrange(10)
-    data = whole.head + whole.body
-    step = max(1, len(data) // 8)
-    for begin in range(0, len(data), step):
-        yield data[begin : begin + step]
-        yield WAIT
-    yield KEEP_ALIVE
+def _cut(whole: Whole, random: Random) -> Iterable[bytes]:
+    return [whole.data[: random.randrange(len(whole.data))]]
 
 
 def _short(whole: Whole, random: Random) -> Iterable[bytes]:
     """Send fewer bytes than were requested, and say so, as a server may."""
     if whole.status != 206 or len(whole.body) < 2:
         return whole.sent()
-    begin, _, total = _place(whole)
     length = random.randrange(1, len(whole.body))
-    said = f"bytes {begin}-{begin + length - 1}/{total}"
-    shorter = whole.set("Content-Range", said).set("Content-Length", str(length))
+    shorter = whole.moved(0, length).set("Content-Length", str(length))
     return replace(shorter, body=whole.body[:length]).sent()
 
 
-def _whole_file(whole: Whole, random: Random) -> Iterable[bytes]:
-    """Ignore the range."""
-    return replace(whole.set("Content-Range", None), status=200).sent()
-
-
-def _shifted(whole: Whole, random: Random) -> Iterable[bytes]:
-    """Send other bytes than were requested."""
-    if whole.status != 206:
-        return whole.sent()
-    begin, end, total = _place(whole)
-    by = random.choice([-1, 1, 4096])
-    said = f"bytes {max(0, begin + by)}-{max(0, end - 1 + by)}/{total}"
-    return whole.set("Content-Range", said).sent()
-
-
-def _longer(whole: Whole, random: Random) -> Iterable[bytes]:
-    """Send more bytes than the length says."""
-    return [whole.head + whole.body + random.randbytes(random.randint(1, 5000)), KEEP_ALIVE]
-
-
-def _other_total(whole: Whole, random: Random) -> Iterable[bytes]:
-    if whole.status != 206:
-        return whole.set("Content-Length", str(len(whole.body) + 1)).sent()
-    begin, end, total = _place(whole)
-    said = f"bytes {begin}-{end - 1}/{max(end, total + random.choice([-1, 1, 10**9]))}"
-    return whole.set("Content-Range", said).sent()
-
-
-def _cut_chunks(whole: Whole, random: Random) -> Iterable[bytes]:
-    """Send chunks, and stop before the last one."""
-    body = whole.body[: random.randrange(len(whole.body) + 1)]
-    return [whole.set("Content-Length", None).set("Transfer-Encoding", "chunked").head] + (
-        [b"%x\r\n%s\r\n" % (len(body), body)] if body else []
-    )
-
-
-def _coded(whole: Whole, random: Random) -> Iterable[bytes]:
+def _coded(whole: Whole, _: Random) -> Iterable[bytes]:
     """Compress what has to be sent as it is."""
     packed = gzip.compress(whole.body, 1)
     coded = whole.set("Content-Encoding", "gzip").set("Content-Length", str(len(packed)))
     return replace(coded, body=packed).sent()
 
 
-def _loop(whole: Whole, random: Random) -> Iterable[bytes]:
-    return reply(302, f"Location: {whole.asked.target}")
-
-
-def _nowhere(whole: Whole, random: Random) -> Iterable[bytes]:
-    return reply(302, "Location: http://127.0.0.1:1/")
-
-
-def _garbage(whole: Whole, random: Random) -> Iterable[bytes]:
-    return [random.randbytes(random.randint(1, 3000))]
-
-
 def _wrong_byte(whole: Whole, random: Random) -> Iterable[bytes]:
-    if not whole.body:
-        return whole.sent()
     at = random.randrange(len(whole.body))
     other = bytes([whole.body[at] ^ random.randint(1, 255)])
     return replace(whole, body=whole.body[:at] + other + whole.body[at + 1 :]).sent()
 
 
-def _zeros(whole: Whole, random: Random) -> Iterable[bytes]:
-    """Send zeros for the end of the body, as a server with a damaged disk does."""
-    if not any(whole.body):
-        return whole.sent()
-    begin = random.randrange(len(whole.body))
-    return replace(whole, body=whole.body[:begin] + bytes(len(whole.body) - begin)).sent()
-
-
-def _other_version(whole: Whole, random: Random) -> Iterable[bytes]:
-    """Send another version of the file, which has a validator of its own."""
-    if "if-match" in whole.asked.fields:
-        return reply(412)
-    return _other_bytes(whole.set("ETag", '"another"'), random)
-
-
-def _other_bytes(whole: Whole, random: Random) -> Iterable[bytes]:
+def _other_bytes(whole: Whole, _: Random) -> Iterable[bytes]:
     """Send another version of the file under the same validator."""
     return replace(whole, body=whole.body.translate(_XOR)).sent()
-
-
-def _other_etag(whole: Whole, random: Random) -> Iterable[bytes]:
-    """Send another validator for the same bytes, as one of several servers may."""
-    return whole.set("ETag", random.choice(['"x"', 'W/"x"', None])).sent()
 
 
 _XOR = bytes(value ^ 1 for value in range(256))
 
 PASSING: dict[str, Fault] = {
     "cut": _cut,
-    "cut late": _cut_late,
-    "dropped": _dropped,
-    "cut chunks": _cut_chunks,
+    "dropped": lambda *_: [],
     "500": _failure(500),
-    "502": _failure(502),
-    "503, come again": _failure(503, "Retry-After: 1"),
     "429": _failure(429, "Retry-After: 1"),
     "429 of the Hub": _failure(
         429,
         'RateLimit: "resolvers";r=0;t=1',
         'RateLimit-Policy: "fixed window";"resolvers";q=9;w=9',
     ),
-    "slow": _slow,
     "short": _short,
 }
 """Faults that an import survives if they happen once."""
-REFUSED: dict[str, Fault] = {
+UNDECLARED: dict[str, Fault] = {"wrong byte": _wrong_byte, "other bytes": _other_bytes}
+"""Faults that only a declared digest shows."""
+FAULTS: dict[str, Fault] = {
+    **PASSING,
+    **UNDECLARED,
     "403": _failure(403),
     "404": _failure(404),
-    "412": _failure(412),
-    "416": _failure(416),
-    "whole file": _whole_file,
-    "shifted": _shifted,
-    "longer": _longer,
-    "other total": _other_total,
+    "whole file": lambda whole, _: replace(whole.set("Content-Range", None), status=200).sent(),
+    "shifted": lambda whole, _: whole.moved(4096, len(whole.body)).sent(),
+    "longer": lambda whole, random: [whole.data + random.randbytes(5000), KEEP_ALIVE],
     "coded": _coded,
-    "loop": _loop,
-    "nowhere": _nowhere,
-    "garbage": _garbage,
-    "other ETag": _other_etag,
-    "other version": _other_version,
+    "garbage": lambda _, random: [random.randbytes(3000)],
+    "other version": lambda whole, random: _other_bytes(whole.set("ETag", '"other"'), random),
 }
-"""Faults that may end an import."""
-UNDECLARED: dict[str, Fault] = {
-    "wrong byte": _wrong_byte,
-    "zeros": _zeros,
-    "other bytes": _other_bytes,
-}
-"""Faults that only a declared digest shows."""
+"""Those that are not `PASSING` may end an import."""
 LASTING = frozenset({"other version", "other bytes"})
 """A file that changed stays changed."""
 UNSEEN = frozenset({*UNDECLARED, "404"})
 """Faults that a plain web server does not show: it declares no digests, and lists no files."""
-FAULTS = PASSING | REFUSED | UNDECLARED
 
 
 class Faults:
@@ -284,8 +188,6 @@ def versioned(table: Mapping[str, bytes]) -> Answer:
         data = table.get(name)
         if data is None:
             return reply(404, body=b"no such file")
-        if asked.fields.get("if-match", etags[name]) not in (etags[name], "*"):
-            return reply(412)
         return part(asked, data, f"ETag: {etags[name]}", "Accept-Ranges: bytes")
 
     return answer
@@ -323,11 +225,3 @@ class Alarm:
             if is_due:
                 self._call()
             yield piece
-
-
-def _place(whole: Whole) -> tuple[int, int, int]:
-    """Return begin, end and total of a partial answer."""
-    said = next(line for line in whole.lines if line.lower().startswith("content-range:"))
-    place, _, total = said.partition("bytes ")[2].partition("/")
-    begin, _, last = place.partition("-")
-    return int(begin), int(last) + 1, int(total)

@@ -143,12 +143,6 @@ def test_the_header_of_a_file_whose_size_is_unknown(
     assert list(header_of(reader).tensors) == ["a"]
 
 
-def test_a_small_file_whose_size_is_unknown(server: Server, remote: Remote) -> None:
-    """The first read asks for more than the file has."""
-    server.play(partial(of_unknown_size, data=SMALL))
-    assert header_of(remote.open(server.url), first_nbytes=FIRST).data_start == len(SMALL) - 4
-
-
 def test_a_file_that_ends_too_early_is_an_error(server: Server, remote: Remote) -> None:
     def answer(asked: Asked) -> list[bytes]:
         if asked.range is not None and asked.range[0] >= 100 * KIB:
@@ -166,21 +160,12 @@ def test_a_file_that_ends_too_early_is_an_error(server: Server, remote: Remote) 
 # Replies that bring other bytes than they say
 
 
-@pytest.mark.parametrize(
-    "line",
-    [
-        "Content-Range: bytes 0-65/66\r\nContent-Range: bytes 0-65/66",
-        "Content-Range: bytes=0-65/66",
-        "Content-Range: bytes 0-65/66, bytes 0-65/66",
-        "Content-Range: bytes 65-0/66",
-        "Content-Range: bytes +0-65/66",
-        "Content-Range: bytes */66",
-        "Content-Range: bytes 0-65/66\r\nContent-Encoding: gzip, identity",
-    ],
-)
-def test_an_invalid_range_is_refused(line: str, server: Server, remote: Remote) -> None:
-    server.play(lambda _: [head(206, "Content-Length: 66", line) + SMALL[:66], KEEP_ALIVE])
-    assert refusal(lambda: remote.open(server.url)).rule == "R1"
+def test_an_invalid_range_is_refused(server: Server, remote: Remote) -> None:
+    """The corpus has more of them."""
+    for line in ("0-65/66\r\nContent-Range: bytes 0-65/66", "0-65/66, bytes 0-65/66", "65-0/66"):
+        answer = reply(206, f"Content-Range: bytes {line}", body=SMALL[:66])
+        server.play(one_after_another(answer))
+        assert refusal(lambda: remote.open(server.url)).rule == "R1"
 
 
 def chunked_part(said: str, data: bytes) -> list[bytes]:
@@ -205,10 +190,6 @@ def test_a_part_of_another_length_than_its_range_is_refused(
     server.play(lambda _: chunked_part("0-65/66", SMALL[:size]))
     error = refusal(lambda: remote.open(server.url))
     assert (error.rule, "the declared number of bytes" in str(error)) == ("R1", True)
-    length = f"Content-Length: {size}"
-    server.play(lambda _: [head(206, "Content-Range: bytes 0-65/66", length) + SMALL[:66]])
-    error = refusal(lambda: remote.open(server.url))
-    assert (error.rule, f"Content-Length of {size}" in str(error)) == ("R1", True)
 
 
 # Ranges into memory
@@ -270,12 +251,6 @@ def test_ranges_come_over_one_connection_with_their_version(server: Server, clie
     assert {asked.fields.get("if-range") for asked in script.asked} == {'"v1"'}
 
 
-def test_many_threads_fill_many_ranges(server: Server, client: Remote) -> None:
-    script = server.play(right)
-    assert filled_in_steps(opened(client, server.url), 16 * KIB, threads=8) == DATA
-    assert script.connections <= 4
-
-
 def test_a_broken_body_goes_on_where_it_broke(server: Server, client: Remote) -> None:
     script = server.play(one_after_another(cut(100 * KIB), cut(0), cut(300 * KIB), right))
     assert filled(opened(client, server.url)) == DATA
@@ -290,14 +265,6 @@ def test_a_server_that_brings_little_is_not_asked_forever(server: Server, client
         assert len(script.asked) == ATTEMPTS
 
 
-@pytest.mark.parametrize(
-    "answer", [chunked, lambda asked: part(asked, DATA, ETAG, longest=200 * KIB)]
-)
-def test_other_right_answers(server: Server, client: Remote, answer: Answer) -> None:
-    server.play(answer)
-    assert filled(opened(client, server.url)) == DATA
-
-
 def a_206(begin: int, *fields: str, size: int = len(DATA), length: int = 10) -> list[bytes]:
     text = f"Content-Range: bytes {begin}-{begin + length - 1}/{size}"
     return reply(206, text, *fields, body=DATA[:length])
@@ -307,14 +274,12 @@ def a_206(begin: int, *fields: str, size: int = len(DATA), length: int = 10) -> 
     ("answer", "kind", "says"),
     [
         (a_206(1), RemoteError, "R1"),
-        (a_206(0, length=11), RemoteError, "R1"),
         (reply(206, body=DATA[:10]), RemoteError, "R1"),
         (reply(200, ETAG, body=DATA), CorruptDataError, "changed"),
         (reply(416, "Content-Range: bytes */5"), CorruptDataError, "changed"),
         (a_206(0, 'ETag: "v2"'), CorruptDataError, "changed"),
         (a_206(0, ETAG, size=len(DATA) + 1), CorruptDataError, "changed"),
         (reply(404), NotFoundError, "404"),
-        (reply(403), RemoteError, "403"),
         (reply(206, "Content-Encoding: gzip", body=b""), RemoteError, "coding"),
         (redirect("/model.safetensors"), RemoteError, "redirects"),
     ],
@@ -351,13 +316,6 @@ def test_a_connection_is_used_again_after_exactly_a_body(server: Server, client:
         for begin in (5, 5, 300):
             assert filled(opened(client, server.url), begin, begin + 100) == DATA[begin:][:100]
         assert script.connections == expected
-
-
-def test_a_server_that_closes_kept_connections(server: Server, client: Remote) -> None:
-    """It does not say so before, so each connection is found closed when it is used."""
-    script = server.play(lambda asked: right(asked)[:1])
-    assert filled_in_steps(opened(client, server.url), 64 * KIB) == DATA
-    assert script.connections >= 10
 
 
 def sign(server: Server, other_server: Server, lasts: int) -> Callable[[], int]:
@@ -407,8 +365,9 @@ def test_a_signed_address_that_is_never_good_is_an_error(
 @pytest.mark.parametrize("field", ["Retry-After: 0", 'RateLimit: "x";r=1;t=300'])
 def test_a_busy_server_is_asked_again(server: Server, client: Remote, field: str) -> None:
     script = server.play(one_after_another(*[reply(429, field)] * 3, right))
-    assert filled_in_steps(opened(client, server.url), 64 * KIB, threads=4) == DATA
+    assert filled_in_steps(opened(client, server.url), 64 * KIB, threads=8) == DATA
     assert len(script.asked) == 13
+    assert script.connections <= 4
 
 
 @pytest.mark.parametrize("is_begun", [False, True])
