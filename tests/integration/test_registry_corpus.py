@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 from pathlib import Path
 
@@ -27,7 +26,6 @@ from support.stores import commit_model
 
 from blobstore import open_store, pull, verify
 from blobstore.errors import DigestMismatchError
-from blobstore.store.registry import repositories
 
 PROCESSES = {"registry-kill-client-mid-pull", "registry-concurrent-same-pull"}
 """Cases of whole processes: test_registry_kills.py."""
@@ -135,15 +133,3 @@ def test_pages_of_a_list_stay_at_the_registry(tmp_path: Path) -> None:
         made.play()
         assert made.there.host in str(refusal(made.names))
         assert made.played[1].asked == []
-
-
-def test_a_list_without_an_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each page is a new one, so only the total of a list ends it."""
-    monkeypatch.setattr(repositories, "_MAX_NAMES", 100_000)
-    body = json.dumps({"repositories": ["x" * 1000] * 10}).encode()
-    numbers = itertools.count()
-    with scene(tmp_path, is_push=False) as made:
-        link = 'Link: </v2/_catalog?last={}>; rel="next"'
-        made.change(is_catalog, lambda _: reply(200, link.format(next(numbers)), body=body))
-        made.play()
-        assert "limit exceeded" in str(refusal(made.names))

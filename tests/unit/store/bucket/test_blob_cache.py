@@ -14,7 +14,6 @@ from support import PYCODE
 from support.buckets import memory_store
 
 from blobstore.errors import (
-    DigestMismatchError,
     LimitExceededError,
     NotFoundError,
     StorageError,
@@ -92,17 +91,6 @@ def test_a_model_larger_than_the_cache(store: BucketStore, tmp_path: Path) -> No
     with pytest.raises(LimitExceededError, match="300,000 bytes, and the cache"):
         near.prefetch([descriptor_of(data) for data in (ONE, TWO, THREE)])
     assert not (tmp_path / "blobs").exists()
-
-
-def test_wrong_bytes_never_enter(store: BucketStore, tmp_path: Path) -> None:
-    store.bucket.put(blob_key(Digest.of(TWO)), bytes(len(TWO)))
-    near = cached(store, tmp_path)
-    with pytest.raises(DigestMismatchError) as caught:
-        near.prefetch([descriptor_of(TWO)])
-    assert caught.value.blob == str(Digest.of(TWO))
-    with pytest.raises(DigestMismatchError):
-        read(near, TWO)
-    assert blobs_in(tmp_path) == set()
 
 
 def test_what_came_before_a_failure_is_kept(store: BucketStore, tmp_path: Path) -> None:

@@ -34,6 +34,14 @@ def put_unneeded(store: BucketStore, *blobs: bytes) -> None:
         store.bucket.put(blob_key(Digest.of(data)), data)
 
 
+@pytest.fixture
+def store() -> BucketStore:
+    """A store with one model, and one blob that no manifest names."""
+    store = memory_store()
+    put_unneeded(store, b"one")
+    return store
+
+
 def prune_all(store: BucketStore) -> PruneResult:
     """Remove unneeded blobs of any age."""
     return prune(store, grace_s=0, sole_owner=True, wait_s=0)
@@ -65,17 +73,13 @@ def test_unneeded_blobs_are_removed() -> None:
     assert removed_by(prune_all(store)) == set()
 
 
-def test_young_blobs_are_spared() -> None:
-    store = memory_store()
-    put_unneeded(store, b"one")
+def test_young_blobs_are_spared(store: BucketStore) -> None:
     result = prune(store, grace_s=3600)
     assert (removed_by(result), [blob.size for blob in result.spared]) == (set(), [3])
     assert left_in(store) == {b"kept", b"one"}
 
 
-def test_a_dry_run_writes_nothing() -> None:
-    store = memory_store()
-    put_unneeded(store, b"one")
+def test_a_dry_run_writes_nothing(store: BucketStore) -> None:
     before = keys_of(store.bucket)
     result = prune(store, grace_s=0, sole_owner=True, dry_run=True)
     assert removed_by(result) == {Digest.of(b"one")}
@@ -152,9 +156,7 @@ def test_what_a_killed_clean_up_left_is_ended(phase: str) -> None:
     assert read_sweep(store.bucket)[1] is None
 
 
-def test_leases_of_killed_sessions() -> None:
-    store = memory_store()
-    put_unneeded(store, b"one")
+def test_leases_of_killed_sessions(store: BucketStore) -> None:
     put_lease(store.bucket, "live", lease_s=900)
     with pytest.raises(BusyError, match="another machine"):
         prune_all(store)
@@ -163,18 +165,16 @@ def test_leases_of_killed_sessions() -> None:
 
 
 @pytest.mark.parametrize("raw", [b"\xff", b'{"lease_s": "x"}'])
-def test_a_lease_that_can_not_be_read_counts(raw: bytes) -> None:
-    store = memory_store()
-    put_unneeded(store, b"one")
+def test_a_lease_that_can_not_be_read_counts(store: BucketStore, raw: bytes) -> None:
     store.bucket.put(f"{LEASES}odd", raw)
     with pytest.raises(BusyError):
         prune_all(store)
 
 
 @pytest.mark.parametrize("raw", [b"{}", b"\xff"])
-def test_a_state_that_can_not_be_read_stops_sessions_and_clean_ups(raw: bytes) -> None:
-    store = memory_store()
-    put_unneeded(store, b"one")
+def test_a_state_that_can_not_be_read_stops_sessions_and_clean_ups(
+    store: BucketStore, raw: bytes
+) -> None:
     store.bucket.put(SWEEP, raw)
     with pytest.raises(BusyError, match="not the state of a clean-up"):
         prune_all(store)
@@ -261,27 +261,21 @@ def test_a_session_whose_lease_has_lapsed_waits_for_a_clean_up(sleep: Callable[[
     "key",
     ["manifests/registry.ollama.ai/library/m/la test", "manifests-v2/ollama.com/library/m/latest"],
 )
-def test_an_object_that_may_be_a_manifest_stops_a_clean_up(key: str) -> None:
-    store = memory_store()
-    put_unneeded(store, b"one")
+def test_an_object_that_may_be_a_manifest_stops_a_clean_up(store: BucketStore, key: str) -> None:
     store.bucket.put(key, b"?")
     with pytest.raises(StorageError, match="may be a manifest"):
         prune_all(store)
     assert left_in(store) == {b"kept", b"one"}
 
 
-def test_empty_objects_of_folders_are_not_manifests() -> None:
-    store = memory_store()
-    put_unneeded(store, b"one")
+def test_empty_objects_of_folders_are_not_manifests(store: BucketStore) -> None:
     for key in ("manifests", "manifests/registry.ollama.ai", "manifests-v2"):
         store.bucket.put(key, b"")
     assert removed_by(prune_all(store)) == {Digest.of(b"one")}
 
 
 @pytest.mark.parametrize("raw", [b"", b"{" * 1000])
-def test_a_broken_manifest_stops_a_clean_up(raw: bytes) -> None:
-    store = memory_store()
-    put_unneeded(store, b"one")
+def test_a_broken_manifest_stops_a_clean_up(store: BucketStore, raw: bytes) -> None:
     store.bucket.put(manifest_key(N), raw)
     with pytest.raises(BlobStoreError, match="n:latest can't be read"):
         prune_all(store)

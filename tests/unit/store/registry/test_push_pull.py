@@ -54,6 +54,16 @@ def host(server: Server, registry: SmallRegistry) -> str:  # it answers
 
 
 @pytest.fixture
+def home(server: Server, host: str) -> Iterator[RegistryStore]:
+    """The registry as a home."""
+    with (
+        HttpClient() as client,
+        RegistryStore(host, client, address=server.at("").rstrip("/")) as home,
+    ):
+        yield home
+
+
+@pytest.fixture
 def store(tmp_path: Path) -> Store:
     """A store with the model m."""
     made = Store(tmp_path / "store")
@@ -123,19 +133,15 @@ def test_a_manifest_that_is_asked_for_by_digest(store: Store, host: str, tmp_pat
     assert other.manifest(f"{host}/ns/m:a").digest == first
 
 
-def test_what_a_name_expects(store: Store, host: str, server: Server) -> None:
+def test_what_a_name_expects(store: Store, host: str, home: RegistryStore) -> None:
     push("m", store, to=f"{host}/ns/m:a")
-    with (
-        HttpClient() as client,
-        RegistryStore(host, client, address=server.at("").rstrip("/")) as home,
-    ):
-        name = ModelName.parse(f"{host}/ns/m:a")
-        with home.session(name=name) as session, pytest.raises(ConflictError):
-            session.publish(name, manifest_of(*BLOBS), expected=(None,))
+    name = ModelName.parse(f"{host}/ns/m:a")
+    with home.session(name=name) as session, pytest.raises(ConflictError):
+        session.publish(name, manifest_of(*BLOBS), expected=(None,))
 
 
 def test_a_blob_of_another_size_is_refused(
-    store: Store, host: str, server: Server, registry: SmallRegistry
+    store: Store, host: str, home: RegistryStore, registry: SmallRegistry
 ) -> None:
     """Also if the session knows the blob, or has just found it in the repository."""
     push("m", store, to=f"{host}/ns/m:a")
@@ -143,11 +149,7 @@ def test_a_blob_of_another_size_is_refused(
     sizes = (len(BLOBS[0]), len(BLOBS[0]) + 1)
     right, wrong = (Manifest(layers=(replace(descriptor_of(BLOBS[0]), size=n),)) for n in sizes)
     for known in ((), right.layers):
-        with (
-            HttpClient() as client,
-            RegistryStore(host, client, address=server.at("").rstrip("/")) as home,
-            home.session(name=name) as session,
-        ):
+        with home.session(name=name) as session:
             assert session.missing(known) == []
             with pytest.raises(CorruptDataError):
                 session.publish(name, wrong)
@@ -206,16 +208,13 @@ def test_a_blob_that_may_not_be_mounted_is_sent(
 
 
 def test_the_lists_of_all_repositories_have_one_limit(
-    registry: SmallRegistry, host: str, monkeypatch: pytest.MonkeyPatch
+    registry: SmallRegistry, home: RegistryStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     methods = noted(registry)
     monkeypatch.setattr(repositories, "_MAX_NAMES", 100_000)
     for repository in range(40):
         for tag in range(10):
             registry.manifests[f"library/m{repository}", f"{tag}{'x' * 1000}"] = b"{}"
-    with (
-        RegistryStore(host, HttpClient(), address=f"http://{host}") as home,
-        pytest.raises(LimitExceededError, match="the list of models at"),
-    ):
+    with pytest.raises(LimitExceededError, match="the list of models at"):
         home.manifests.names()
     assert len(methods) < 12
