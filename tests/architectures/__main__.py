@@ -6,7 +6,6 @@ With ``--converted`` it writes docs/reference/architectures-converted.md.
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
@@ -17,35 +16,32 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from architectures.converted import ROWS
-from architectures.row import Apart, forget, make_converted_row, make_row
+from architectures.row import Apart, make_converted_row, make_row
 from architectures.rows import Architecture, architectures
 from architectures.table import converted_table, counted, good, table
 
 _PAGE = Path(__file__).parents[2] / "docs" / "reference" / "architectures.md"
+_CONVERTED_PAGE = _PAGE.with_stem("architectures-converted")
 
 
 def main() -> int:
-    """Make rows, note them, and write the page when all rows are complete.
+    """Make rows, and write the page of all rows.
 
     Return 1 if a row is neither right nor refused.
     """
     options = _options()
-    if options.row:
-        print(json.dumps(make_row(options.row)))  # noqa: T201
-        return 0
-    if options.again:
-        forget(options.notes)
     wanted = [row for row in architectures().values() if _is_wanted(row, options)]
     if not wanted:
         sys.exit(f"no architecture is called {' or '.join(options.only)}")
     make = Apart(make_converted_row if options.converted else make_row)
     with ThreadPoolExecutor(options.jobs) as pool:
-        rows = list(pool.map(lambda row: _noted(row, make, options), wanted))
+        rows = list(pool.map(lambda row: _told(row, make), wanted))
     if not options.only:
         date = f"{datetime.now(UTC):%Y-%m-%d}"
-        options.page.write_text(
-            converted_table(rows, date) if options.converted else table(rows, date)
-        )
+        if options.converted:
+            _CONVERTED_PAGE.write_text(converted_table(rows, date))
+        else:
+            _PAGE.write_text(table(rows, date))
     bad = [row["architecture"] for row in rows if not good(row)]
     print(  # noqa: T201
         f"{len(rows)} rows, {sum(counted(row) for row in rows)} counted, {len(bad)} bad: "
@@ -61,28 +57,11 @@ def _options() -> argparse.Namespace:
     )
     parser.add_argument("--jobs", type=int, default=2, help="rows at a time (2)")
     parser.add_argument(
-        "--notes",
-        type=Path,
-        default=Path("/tmp/blobstore-architectures"),  # noqa: S108
-        help="where rows are noted",
-    )
-    parser.add_argument(
-        "--again", action="store_true", help="make all again, instead of the missing ones"
-    )
-    parser.add_argument(
-        "--page", type=Path, default=_PAGE, help="what is written (docs/reference/architectures.md)"
-    )
-    parser.add_argument("--row", help=argparse.SUPPRESS)
-    parser.add_argument(
         "--converted",
         action="store_true",
         help="compare what mlx-lm converted: architectures-converted.md",
     )
-    options = parser.parse_args()
-    if options.converted:
-        options.notes /= "converted"
-        options.page = options.page.with_stem(f"{options.page.stem}-converted")
-    return options
+    return parser.parse_args()
 
 
 def _is_wanted(row: Architecture, options: argparse.Namespace) -> bool:
@@ -91,14 +70,8 @@ def _is_wanted(row: Architecture, options: argparse.Namespace) -> bool:
     return not options.converted or row.name in ROWS
 
 
-def _noted(row: Architecture, make: Apart, options: argparse.Namespace) -> dict[str, Any]:
-    note: Path = options.notes / f"{row.name}.json"
-    if note.exists() and not options.only:
-        result: dict[str, Any] = json.loads(note.read_text())
-        return result
+def _told(row: Architecture, make: Apart) -> dict[str, Any]:
     result = make(row)
-    note.parent.mkdir(parents=True, exist_ok=True)
-    note.write_text(json.dumps(result))
     words = [f"{quant}: {outcome['verdict']}" for quant, outcome in result["types"].items()]
     print(  # noqa: T201
         f"{row.name:28} {' '.join(words) if counted(result) else 'mlx-lm: ' + result['mlx_lm']}"[

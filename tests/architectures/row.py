@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import multiprocessing
-import shutil
 import tempfile
 import warnings
 from collections.abc import Callable
@@ -94,8 +93,3 @@ def _uncompared(row: Architecture, verdict: Verdict, reason: str) -> dict[str, A
         "mlx_lm": f"not run: {reason}",
         "types": {str(quant): outcome for quant in TYPES},
     }
-
-
-def forget(folder: Path) -> None:
-    """Remove the rows that an earlier run has noted."""
-    shutil.rmtree(folder, ignore_errors=True)

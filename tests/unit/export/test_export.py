@@ -63,21 +63,12 @@ def test_what_came_in_goes_out_byte_for_byte(store: Store, tmp_path: Path) -> No
     assert [path.name for path in (tmp_path / "new").iterdir()] == ["out"]
 
 
-@pytest.mark.parametrize(
-    ("source", "profile", "digest"),
-    [
-        (PYCODE, "default", "bae5a378a43b2ee3763c119d19a48c6602225f7a2c80de0d08c0d9488dea6ce2"),
-        (PYCODE_MOE, "ollama", "1e76d85fa98fe37716aaf3c31615db97982b3fd74f0cd09b13422e6ac74924f2"),
-    ],
-    ids=["dense", "mixture"],
-)
-def test_the_bytes_of_an_export_stay_as_they_were(
-    store: Store, tmp_path: Path, source: Path, profile: str, digest: str
-) -> None:
-    """The order of the metadata's keys among them; the digests are those of 6a8c9f2's exports."""
-    blobstore.import_model(source, "m", store=store, quant="int4", profile=profile)
+def test_the_bytes_of_an_export_stay_as_they_were(store: Store, tmp_path: Path) -> None:
+    """The order of the metadata's keys among them; the digest is that of 6a8c9f2's export."""
+    blobstore.import_model(PYCODE_MOE, "m", store=store, quant="int4", profile="ollama")
     blobstore.export_model("m", tmp_path / "out", store=store)
-    assert Digest.of((tmp_path / "out" / "model.safetensors").read_bytes()).hex == digest
+    found = Digest.of((tmp_path / "out" / "model.safetensors").read_bytes()).hex
+    assert found == "1e76d85fa98fe37716aaf3c31615db97982b3fd74f0cd09b13422e6ac74924f2"
 
 
 def test_shards_of_the_source_become_one_file(store: Store, tmp_path: Path) -> None:

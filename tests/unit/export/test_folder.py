@@ -138,21 +138,6 @@ def test_of_two_exports_at_once_one_is_refused(model: Path, store: Store, tmp_pa
     assert names(tmp_path) == ["out"]
 
 
-def test_many_exports_at_once(model: Path, store: Store, tmp_path: Path) -> None:
-    def export(_: int) -> str:
-        try:
-            blobstore.export_model("m", tmp_path / "out", store=store, jobs=1)
-        except StorageError as error:
-            return str(error)
-        return "done"
-
-    with ThreadPoolExecutor(8) as pool:
-        results = list(pool.map(export, range(16)))
-    assert results.count("done") == 1
-    assert raw_tensors(tmp_path / "out") == raw_tensors(model)
-    assert names(tmp_path) == ["out"]
-
-
 @pytest.mark.usefixtures("model")
 def test_what_a_killed_export_left_is_removed(store: Store, tmp_path: Path) -> None:
     left = tmp_path / STAGING

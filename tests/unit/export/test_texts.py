@@ -179,7 +179,6 @@ def test_hostile_names_of_documents(store: Store, tmp_path: Path, name: str) -> 
 @pytest.mark.parametrize(
     "document",
     [
-        {},
         {"version": 2, "sources": []},
         {"version": 1, "sources": [{"name": "x", "metadata": {"a": 1}, "tensors": []}]},
         {

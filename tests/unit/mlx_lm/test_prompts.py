@@ -85,9 +85,7 @@ def test_a_conversation_begins_with_the_models_messages() -> None:
     ("template", "reason"),
     [
         ("{{ undefined_function() }}", "model m:latest: its chat template"),
-        ("{% for %}", "model m:latest: its chat template"),
         ("{{ raise_exception('unknown role') }}", "unknown role"),
-        ("{{ messages.__class__.__base__.__subclasses__() }}", "SecurityError"),
         ('{{ "\\ud800" }}', "model m:latest: its chat template can't be"),
     ],
 )

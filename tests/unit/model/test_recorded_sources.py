@@ -14,8 +14,6 @@ from blobstore.model.facts import Runs, Verdict
 
 SPACES = {"type": "Sequence", "decoders": [{"type": "Replace", "pattern": {"String": "▁"}}]}
 SOURCES = {
-    "f_modelopt_nvfp4": "LlamaForCausalLM",
-    "h_cohere2_moe": "Cohere2MoeForCausalLM",
     "h_gemma4_moe8": "Gemma4ForConditionalGeneration",
     "h_nemotron_h": "NemotronHForCausalLM",
     "h_qwen3_5_moe": "Qwen3_5MoeForConditionalGeneration",
