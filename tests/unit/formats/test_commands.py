@@ -10,24 +10,15 @@ from blobstore.formats.modelfile import read_script
 # Most of these, and 600,000 random ones, were compared with a transcription of Ollama's parser that
 # ran in Go.
 TEXTS = {
-    "plain": ("FROM a", [("from", "", "a")]),
     "any case": ("fRoM a\nSystem b", [("from", "", "a"), ("system", "", "b")]),
     "spaces": (" \t FROM \t a b \t\n\n", [("from", "", "a b")]),
-    "tab after the word": ("FROM\ta", [("from", "", "a")]),
     "quotes": ('SYSTEM " a "', [("system", "", " a ")]),
     "quotes inside": ('SYSTEM a "b" c', [("system", "", 'a "b" c')]),
     "quotes at the end only": ('SYSTEM a"', [("system", "", 'a"')]),
-    "empty": (
-        "SYSTEM \nSYSTEM ''\nSYSTEM \"\"",
-        [("system", "", ""), ("system", "", "''"), ("system", "", "")],
-    ),
+    "empty": ("SYSTEM \nSYSTEM ''", [("system", "", ""), ("system", "", "''")]),
     "empty triple": ('SYSTEM """"""', [("system", "", "")]),
     "five quotes go on": ('SYSTEM """""\n"""', [("system", "", '""\n')]),
-    "several lines": (
-        'SYSTEM """\na "b"\n\nc""" \nFROM x',
-        [("system", "", '\na "b"\n\nc'), ("from", "", "x")],
-    ),
-    "one quote, several lines": ('SYSTEM "a\nb"', [("system", "", "a\nb")]),
+    "several lines": ('SYSTEM """\na "b"\n\nc""" \n', [("system", "", '\na "b"\n\nc')]),
     "spaces before the line break": ('SYSTEM "a \t\n\nb"', [("system", "", "a \t\n\nb")]),
     "text after the closing quotes": ('SYSTEM "a" b\nc"', [("system", "", 'a" b\nc')]),
     "no escapes": (r'SYSTEM "a\"', [("system", "", "a\\")]),
@@ -35,19 +26,10 @@ TEXTS = {
     "CRLF is kept in quotes": ('SYSTEM "a\r\nb"\r\n', [("system", "", "a\r\nb")]),
     "CR": ("FROM a\rSYSTEM b", [("from", "", "a"), ("system", "", "b")]),
     "comments": ("# FROM x\n  # y\nFROM a # b\n#", [("from", "", "a # b")]),
-    "parameter": (
-        "PARAMETER stop  a b \nparameter top_k 1",
-        [("parameter", "stop", "a b"), ("parameter", "top_k", "1")],
-    ),
+    "parameter": ("PARAMETER   top_k\t1 ", [("parameter", "top_k", "1")]),
     "parameter without text": ("PARAMETER stop \n", [("parameter", "stop", "")]),
-    "spaces before the name": ("PARAMETER   top_k\t1", [("parameter", "top_k", "1")]),
-    "message": (
-        'MESSAGE user "a: b"\nMESSAGE x y',
-        [("message", "user", "a: b"), ("message", "x", "y")],
-    ),
-    "tabs are kept": ("SYSTEM a\tb", [("system", "", "a\tb")]),
-    "beyond Latin": ("SYSTEM é 漢 🙂", [("system", "", "é 漢 🙂")]),
-    "nothing": ("", []),
+    "message": ('MESSAGE user "a: b"', [("message", "user", "a: b")]),
+    "beyond Latin": ("SYSTEM é\t漢 🙂", [("system", "", "é\t漢 🙂")]),
     "only comments": ("#\n # ", []),
 }
 
@@ -88,40 +70,29 @@ def test_every_command_knows_its_line() -> None:
 
 
 BAD = {
-    "FROM a\nFORM b": "line 2: unknown command 'FORM'",
     "FROM a\n  @b c": "line 2: unknown command '@b'",
     "FROM: a": "line 1: unknown command 'FROM:'",
-    '"""': "line 1: unknown command",
-    "FROM": "line 1: FROM has no value",
     "\nSYSTEM\nFROM a": "line 2: SYSTEM has no value",
-    "PARAMETER stop": "line 1: PARAMETER needs a name and a value",
     "PARAMETER \nstop a": "line 1: PARAMETER needs a name and a value",
     "PARAMETER top-k 1": "line 1: PARAMETER needs a name and a value",
-    "MESSAGE user": "line 1: MESSAGE needs a role and a text",
     "MESSAGE user: hello": "line 1: MESSAGE needs a role and a text",
     'FROM a\nSYSTEM """b"" \nLICENSE c\n': 'line 2: SYSTEM: the quotes """ are never closed',
-    'FROM a\nSYSTEM "': 'line 2: SYSTEM: the quotes " are never closed',
-    'LICENSE """""': 'line 1: LICENSE: the quotes """ are never closed',
     'SYSTEM "a" b': 'line 1: SYSTEM: the quotes " are never closed',
 }
 
 
 @pytest.mark.parametrize("text", BAD)
 def test_what_is_no_modelfile_names_the_line_and_the_command(text: str) -> None:
-    with pytest.raises(DocumentError, match=f"^the file: {BAD[text]}.* [(]rule T1[)]$") as caught:
+    with pytest.raises(DocumentError, match=f"^the file: {BAD[text]}.* [(]rule T1[)]$"):
         read_script(text.encode(), "the file")
-    assert caught.value.rule == "T1"
 
 
 @pytest.mark.parametrize(
     ("raw", "place"),
     [
         (b"FROM \xff", "UTF-8 text at byte 5"),
-        (b"FROM a\xc3", "UTF-8 text at byte 6"),
         (b"FROM \xed\xa0\x80", "UTF-8 text at byte 5"),
-        (b"\xff\xfeF", "UTF-16 text at byte 2"),
         (b"\xff\xfeF\0\0\xd8", "UTF-16 text at byte 4"),
-        (b"\x80PNG", "UTF-8 text at byte 0"),
     ],
 )
 def test_bytes_that_are_no_text_are_refused(raw: bytes, place: str) -> None:
@@ -138,7 +109,6 @@ HOSTILE = {
     "lines of an open quote": b'SYSTEM "' + b"\n \n" * 300_000,
     "spaces of an open quote": b'SYSTEM """' + b" " * 1_000_000,
     "quotes": b'SYSTEM """' + b'"" ' * 300_000,
-    "controls": b"SYSTEM " + b"\0" * 1_000_000,
 }
 
 

@@ -90,27 +90,16 @@ def test_the_layers_have_ollamas_order_and_bytes() -> None:
     assert Modelfile.parse(EVERYTHING).layers() == LAYERS
 
 
-def test_the_order_of_the_commands_does_not_change_the_layers() -> None:
-    text = b"LICENSE a\nPARAMETER top_k 1\nSYSTEM s\nMESSAGE user m\nTEMPLATE t\nFROM x\nLICENSE b"
-    kinds = [media_type.rpartition(".")[2] for media_type, _ in Modelfile.parse(text).layers()]
-    assert kinds == ["template", "system", "license", "license", "params", "messages"]
-
-
-@pytest.mark.parametrize(
-    "text",
-    ["FROM .", 'FROM .\nSYSTEM ""\nTEMPLATE \nLICENSE """"""\nDRAFT ""\nPARAMETER low_vram 1'],
-)
-def test_nothing_said_is_no_layer(text: str) -> None:
-    modelfile = Modelfile.parse(text.encode())
+def test_nothing_said_is_no_layer() -> None:
+    text = b'FROM .\nSYSTEM ""\nTEMPLATE \nLICENSE """"""\nDRAFT ""\nPARAMETER low_vram 1'
+    modelfile = Modelfile.parse(text)
     assert modelfile.layers() == Modelfile().layers() == ()
     assert modelfile.draft is None
 
 
 def test_the_last_text_counts() -> None:
-    modelfile = Modelfile.parse(
-        b"FROM x\nSYSTEM a\nSYSTEM b\nTEMPLATE c\nTEMPLATE d\nPARSER e\nPARSER f"
-    )
-    assert (modelfile.system, modelfile.template, modelfile.parser) == ("b", "d", "f")
+    modelfile = Modelfile.parse(b"FROM x\nSYSTEM a\nSYSTEM b\nTEMPLATE c\nTEMPLATE d")
+    assert (modelfile.system, modelfile.template) == ("b", "d")
 
 
 def test_what_ollama_leaves_out_is_said() -> None:
@@ -128,20 +117,11 @@ def test_what_ollama_leaves_out_is_said() -> None:
 
 BAD = {
     "SYSTEM a": "line 1: the FROM command is missing",
-    "": "line 1: the FROM command is missing",
     "FROM a\n\nfrom b": "line 3: a second FROM; the first is in line 1",
     "FROM a\nDRAFT b\nDRAFT c": "line 3: a second DRAFT; the first is in line 2",
-    "FROM a\nPARAMETER nonsense 1": "line 2: PARAMETER: unknown parameter 'nonsense'",
     "FROM a\nPARAMETER template x": "line 2: PARAMETER: unknown parameter 'template'",
-    "FROM a\nPARAMETER num_ctx many": (
-        "line 2: PARAMETER: num_ctx is a whole number of 64 bits, not 'many'"
-    ),
-    "FROM a\nPARAMETER temperature warm": "line 2: PARAMETER: temperature is a number",
     "FROM a\nPARAMETER use_mmap maybe": "line 2: PARAMETER: use_mmap is true or false, not 'maybe'",
-    "FROM a\nMESSAGE nobody hello": "line 2: MESSAGE: unknown role 'nobody'",
     "FROM a\nMESSAGE User hello": "line 2: MESSAGE: unknown role 'User'",
-    "FROM a\nREQUIRES soon": "line 2: REQUIRES: 'soon' is not a version of Ollama",
-    'FROM a\nREQUIRES ""': "line 2: REQUIRES: '' is not a version of Ollama",
     "FROM a\nREQUIRES 0.14.0": "line 2: REQUIRES: 0.14.0 is below 0.19.0",
 }
 
@@ -162,8 +142,6 @@ def test_an_adapter_is_refused_with_the_reason() -> None:
 
 def test_a_thousand_licenses_are_enough() -> None:
     assert len(Modelfile.parse(b"FROM a\n" + b"LICENSE x\n" * 1000).layers()) == 1000
-    with pytest.raises(LimitExceededError, match="1,001 licenses, at most 1,000"):
-        Modelfile.parse(b"FROM a\n" + b"LICENSE x\n" * 1001)
     with pytest.raises(LimitExceededError, match="1,001 licenses"):
         Modelfile(licenses=("x",) * 1000).with_options(None, None, ["y"], {})
 
@@ -180,15 +158,8 @@ def test_options_win_and_licenses_add_up() -> None:
         "num_ctx": 8192,
         "seed": 7,
     }
-    assert [media_type.rpartition(".")[2] for media_type, _ in modelfile.layers()] == [
-        *("template", "license", "license", "license", "params", "messages")
-    ]
-    assert modelfile.source == "./weights"
-
-
-def test_no_option_changes_nothing() -> None:
-    modelfile = Modelfile.parse(EVERYTHING)
-    assert modelfile.with_options(None, None, (), {}) == modelfile
+    unchanged = Modelfile.parse(EVERYTHING)
+    assert unchanged.with_options(None, None, (), {}) == unchanged
 
 
 def test_options_alone_keep_every_character() -> None:
@@ -200,8 +171,6 @@ def test_options_alone_keep_every_character() -> None:
 def test_an_option_that_is_not_text_or_too_long_is_refused() -> None:
     with pytest.raises(UsageError, match="the template can't be encoded in UTF-8"):
         Modelfile().with_options("a\udcff", None, (), {})  # what Python makes of odd arguments
-    with pytest.raises(UsageError, match="the license can't be encoded"):
-        Modelfile().with_options(None, None, ["a", "\udcff"], {})
     with pytest.raises(LimitExceededError, match="the system has 4,194,306 bytes"):
         Modelfile().with_options(None, "é" * (MAX_MODELFILE // 2 + 1), (), {})
 
@@ -210,11 +179,7 @@ def test_a_config_gets_what_the_modelfile_says_and_keeps_the_rest() -> None:
     config = Modelfile.parse(EVERYTHING).configure(CONFIG)
     assert (config.parser, config.renderer, config.requires) == ("qwen3", "qwen3-coder", "0.20.0")
     assert config.capabilities == ["completion"]
-    assert (
-        Modelfile().configure(CONFIG)
-        == Modelfile(parser="", renderer="").configure(CONFIG)
-        == CONFIG
-    )
+    assert Modelfile(parser="", renderer="").configure(CONFIG) == CONFIG
 
 
 def test_a_version_is_kept_without_its_v() -> None:
@@ -222,35 +187,21 @@ def test_a_version_is_kept_without_its_v() -> None:
         assert check_requires(text) == text.removeprefix("v")
 
 
-@pytest.mark.parametrize(
-    "texts",
-    [
-        ("", "v", "vv1.0.0", "V1.0.0", "1.", "1.2.", "01.2.3", "1.2.3.4", "latest", "²"),
-        ("1.2.3-", "1.2.3-01", "1.2.3-a..b", "1.2.3+", "1-rc1", "1.2+b", "-1", " 1", "1.2.3\n"),
-        ("1.2.3-é", "1." + "9" * 5000),
-    ],
-)
-def test_what_is_no_semantic_version_is_refused(texts: tuple[str, ...]) -> None:
-    for text in texts:
+def test_what_is_no_semantic_version_of_019_or_later_is_refused() -> None:
+    odd = ("", "vv1.0.0", "1.", "01.2.3", "1.2.3.4", "²", "1.2.3-01", "1.2.3-a..b", "1.2.3+")
+    for text in (*odd, "1-rc1", " 1", "1.2.3\n", "1.2.3-é", "1." + "9" * 5000):
         with pytest.raises(UsageError, match="is not a version of Ollama"):
             check_requires(text)
-
-
-def test_a_version_that_reads_no_safetensors_is_refused() -> None:
     for text in ("0.18.9", "0.18", "0", "0.19.0-rc9", "v0.9.0", "0.19.0-0+b"):
         with pytest.raises(UsageError, match=r"is below 0\.19\.0"):
             check_requires(text)
 
 
 PATHS = {
-    ".": "/m",
     "": "/m",
-    "w": "/m/w",
     "../w": "/m/../w",
     "/w": "/w",
-    "~": "/home/me",
     "~/w": "/home/me/w",
-    "~//etc": "/home/me/etc",
     "~unknown/w": "/m/~unknown/w",
     "https://server/w": "https://server/w",
     "C:\\w": "/m/C:\\w",

@@ -35,43 +35,29 @@ PAYLOAD = Payload(DIGEST, DockerReference("host.example/ns/m"))
 ONE = Signature.of(b"one", b"\x01")
 TWO = Signature(b"two", {SIGNATURE_KEY: "Ag==", "dev.sigstore.cosign/bundle": "{}"})
 
-# Identities
-
-
 IDENTITIES = {
-    "gcr.io/a/b": ("gcr.io/a/b", None),
     "GCR.io/A/b:Tag": ("gcr.io/a/b", "Tag"),
     "host:5000/m": ("host:5000/m", None),
-    "host:5000/m:v1": ("host:5000/m", "v1"),
     "localhost/m": ("localhost/m", None),
     "busybox": ("docker.io/library/busybox", None),
     "ns/m:1": ("docker.io/ns/m", "1"),
     "index.docker.io/ns/m": ("docker.io/ns/m", None),
-    f"gcr.io/a/b@{DIGEST}": ("gcr.io/a/b", None),
-    "gcr.io/a/b/c/d": ("gcr.io/a/b/c/d", None),
+    f"gcr.io/a/b/c@{DIGEST}": ("gcr.io/a/b/c", None),
 }
 
 
 def test_identities() -> None:
     for text, (repository, tag) in IDENTITIES.items():
         assert DockerReference.parse(text) == DockerReference(repository, tag)
-
-
-def test_identities_that_are_refused() -> None:
-    hosts = ("gcr.io/a/b:", "gcr.io/a/b@sha256:1", "gcr.io/\u00e9", "m:\u0131")
-    for text in ("", "a b", "a\n", "x" * 513, ":1", *hosts):
+    for text in ("", "a\n", "x" * 513, ":1", "gcr.io/a/b:", "gcr.io/a/b@sha256:1", "gcr.io/\u00e9"):
         with pytest.raises(InvalidNameError):
             DockerReference.parse(text)
 
 
 def test_the_identity_of_a_model() -> None:
-    assert str(DockerReference.of(ModelName.parse("m"))) == "registry.ollama.ai/library/m:latest"
     name = ModelName.parse("host.example:5000/Ns/M:Q4")
     assert str(DockerReference.of(name)) == "host.example:5000/ns/m:Q4"
     assert DockerReference.parse(str(DockerReference.of(name))) == DockerReference.of(name)
-
-
-# Payloads
 
 
 def test_the_bytes_of_a_payload_are_those_of_cosign() -> None:
@@ -97,23 +83,15 @@ def test_optional_keys_are_the_users() -> None:
 
 CRITICAL: list[Callable[[dict[str, Any]], object]] = [
     lambda critical: critical.pop("identity"),
-    lambda critical: critical.pop("type"),
     lambda critical: critical.update(type="atomic container signature"),
-    lambda critical: critical.update(type=1),
     lambda critical: critical.update(more=1),
-    lambda critical: critical.update(image=[]),
     lambda critical: critical["image"].update(more=1),
-    lambda critical: critical["image"].clear(),
     # Go's parser ignores the case of keys; the example in cosign's specification has this one.
     lambda critical: critical.update(image={"Docker-manifest-digest": str(DIGEST)}),
-    lambda critical: critical["image"].update({"docker-manifest-digest": 1}),
     lambda critical: critical["image"].update({"docker-manifest-digest": "x"}),
-    lambda critical: critical["identity"].update({"docker-reference": None}),
     lambda critical: critical["identity"].update({"docker-reference": "a b"}),
 ]
 PAYLOADS = [
-    b"",
-    b"null",
     b"[]",
     b"\xff",
     PAYLOAD.encode() + b"{}",
@@ -121,9 +99,7 @@ PAYLOADS = [
     changed(lambda value: value.pop("optional")),
     changed(lambda value: value.update(optional=[])),
     changed(lambda value: value.update(more=1)),
-    changed(lambda value: value.pop("critical")),
     changed(lambda value: value.update(critical=None)),
-    b'{"critical":' + b"[" * 70 + b"]" * 70 + b',"optional":null}',
     b'{"critical":' + b"[" * 9000 + b"]" * 9000 + b',"optional":null}',
 ]
 
@@ -137,13 +113,11 @@ def test_payloads_that_are_refused() -> None:
         assert len(caught.value.message) < 400
 
 
-def test_a_huge_payload_is_refused() -> None:
-    raw = changed(lambda value: value.update(optional={"a": "x" * MAX_PAYLOAD}))
+def test_what_is_huge_is_refused() -> None:
     with pytest.raises(LimitExceededError):
-        Payload.parse(raw)
-
-
-# Signatures in files
+        Payload.parse(changed(lambda value: value.update(optional={"a": "x" * MAX_PAYLOAD})))
+    with pytest.raises(LimitExceededError):
+        Signature.parse(ONE.encode() + b" " * MAX_FILE, "a file")
 
 
 def test_a_signature_in_a_file() -> None:
@@ -156,49 +130,28 @@ def test_a_signature_in_a_file() -> None:
     assert found["digest"] == str(Digest.of(b"two"))
 
 
-def test_line_breaks_in_base64_are_ignored() -> None:
-    # As Go does; signatures that openssl encoded have some.
+def test_base64_is_that_of_go() -> None:
+    # Line breaks are ignored; signatures that openssl encoded have some.
     assert Signature(b"", {SIGNATURE_KEY: "AQID\nBAU=\r\n"}).value == b"\1\2\3\4\5"
-
-
-def test_base64_that_is_refused() -> None:
-    assert Signature(b"", {SIGNATURE_KEY: ""}).value == b""
-    texts = ("A", "Ag", "Ag=", "A g==", "Ag==\u00e9", "Ag==A", "-_==")
-    for said in ({}, *({SIGNATURE_KEY: text} for text in texts)):
+    for said in ({}, *({SIGNATURE_KEY: text} for text in ("Ag", "A g==", "Ag==A", "-_=="))):
         with pytest.raises(DocumentError):
             _ = Signature(b"", said).value
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
+def test_files_that_are_refused() -> None:
+    for change in (
         {"mediaType": "application/json"},
         {"digest": str(DIGEST)},
-        {"digest": "x"},
         {"size": 2},
         {"size": "3"},
-        {"size": MAX_PAYLOAD + 1},
-        {"data": None},
         {"data": "!"},
         {"data": "b25lIQ=="},
-        {"annotations": []},
         {"annotations": {"a": 1}},
         {"annotations": {"a": "x" * MAX_ANNOTATIONS}},
-        {"annotations": {"a": {"b": "c"}}},
-    ],
-)
-def test_files_that_are_refused(change: dict[str, Any]) -> None:
-    raw = json.dumps({**json.loads(ONE.encode()), **change}).encode()
-    with pytest.raises(BlobStoreError):
-        Signature.parse(raw, "a file")
-
-
-def test_a_huge_file_is_refused() -> None:
-    with pytest.raises(LimitExceededError):
-        Signature.parse(ONE.encode() + b" " * MAX_FILE, "a file")
-
-
-# Manifests
+    ):
+        raw = json.dumps({**json.loads(ONE.encode()), **change}).encode()
+        with pytest.raises(BlobStoreError):
+            Signature.parse(raw, "a file")
 
 
 def test_a_manifest_and_its_config() -> None:
@@ -206,14 +159,10 @@ def test_a_manifest_and_its_config() -> None:
     made = SignatureManifest.of([ONE, TWO])
     value = json.loads(made.raw)
     assert list(value) == ["schemaVersion", "mediaType", "config", "layers"]
-    assert (value["schemaVersion"], value["mediaType"]) == (
-        2,
-        "application/vnd.oci.image.manifest.v1+json",
-    )
+    assert value["mediaType"] == "application/vnd.oci.image.manifest.v1+json"
     assert value["layers"] == [ONE.layer, TWO.layer]
     assert made.config is not None
     assert value["config"]["digest"] == str(Digest.of(made.config))
-    assert value["config"]["size"] == len(made.config)
     rootfs = json.loads(made.config)["rootfs"]
     assert rootfs["diff_ids"] == [str(Digest.of(b"one")), str(Digest.of(b"two"))]
     read = SignatureManifest.parse(made.raw)
@@ -223,18 +172,11 @@ def test_a_manifest_and_its_config() -> None:
     assert [layer.signature(payload) for layer, payload in pairs] == [ONE, TWO]
     with pytest.raises(DigestMismatchError):
         read.layers[0].signature(b"two")
-    with pytest.raises(DigestMismatchError):
-        read.layers[0].signature(b"")
 
 
 def test_layers_of_others_and_unknown_keys_are_kept() -> None:
     value = json.loads(SignatureManifest.of([ONE]).raw)
-    other = {
-        "mediaType": "application/vnd.in-toto+json",
-        "size": 1,
-        "digest": str(DIGEST),
-        "x": [1],
-    }
+    other = {"mediaType": "application/x", "size": 1, "digest": str(DIGEST), "x": [1]}
     value["layers"].insert(0, other)
     value["annotations"] = {"a": "b"}
     before = SignatureManifest.parse(json.dumps(value).encode())
@@ -253,28 +195,22 @@ def test_what_is_there_is_not_added() -> None:
     assert len(made.extended([ONE, other]).layers) == 3
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
+def test_manifests_that_are_refused() -> None:
+    for change in (
         {"schemaVersion": 1},
-        {"schemaVersion": None},
-        {"layers": None},
         {"layers": {}},
         {"layers": [1]},
         {"layers": [{**ONE.layer, "digest": "x"}]},
         {"layers": [{**ONE.layer, "annotations": {"a": None}}]},
-        {"layers": [{**ONE.layer, "annotations": "x"}]},
         {"layers": [{**ONE.layer, "size": MAX_PAYLOAD + 1}]},
         {"layers": [{**ONE.layer, "annotations": {"a": "x" * MAX_ANNOTATIONS}}]},
         {"layers": [ONE.layer] * (MAX_SIGNATURES + 1)},
         {"manifests": []},
         {"padding": "x" * 2**22},
-    ],
-)
-def test_manifests_that_are_refused(change: dict[str, Any]) -> None:
-    raw = json.dumps({**json.loads(SignatureManifest.of([ONE]).raw), **change}).encode()
-    with pytest.raises((DocumentError, LimitExceededError)):
-        SignatureManifest.parse(raw)
+    ):
+        raw = json.dumps({**json.loads(SignatureManifest.of([ONE]).raw), **change}).encode()
+        with pytest.raises((DocumentError, LimitExceededError)):
+            SignatureManifest.parse(raw)
 
 
 def test_too_many_are_not_added() -> None:

