@@ -196,7 +196,7 @@ def test_what_is_there_is_not_added() -> None:
 
 
 def test_manifests_that_are_refused() -> None:
-    for change in (
+    changes: list[dict[str, Any]] = [
         {"schemaVersion": 1},
         {"layers": {}},
         {"layers": [1]},
@@ -207,7 +207,8 @@ def test_manifests_that_are_refused() -> None:
         {"layers": [ONE.layer] * (MAX_SIGNATURES + 1)},
         {"manifests": []},
         {"padding": "x" * 2**22},
-    ):
+    ]
+    for change in changes:
         raw = json.dumps({**json.loads(SignatureManifest.of([ONE]).raw), **change}).encode()
         with pytest.raises((DocumentError, LimitExceededError)):
             SignatureManifest.parse(raw)

@@ -9,7 +9,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, strategies as st
 from support.weights import BF16, DTYPES, F16, F32, KERNELS, every_16_bit_value, raw
 
 from blobstore import kernels
@@ -22,7 +22,7 @@ E4M3 = np.dtype(ml_dtypes.float8_e4m3fn)
 NAN = 0x7FC0
 # Matrices ``[number, rows, cols]`` from one value a scale to several blocks, cut at both edges;
 # rows shorter than a block or than any vector.
-STACKS = [(700, 1, 1), (350, 2, 1), (9, 3, 31), (3, 257, 33), (2, 130, 129), (1, 300, 260)]
+STACKS = [(70, 1, 1), (35, 2, 1), (9, 3, 31), (3, 257, 33), (2, 130, 129), (1, 300, 260)]
 
 any_kernel = pytest.mark.parametrize("kernel", KERNELS, ids=lambda kernel: kernel.name)
 
@@ -164,7 +164,6 @@ def scales_of_codes(run: BlockRun) -> Any:
     return (matrix * rows + row // 128) * columns + column // 128
 
 
-@settings(max_examples=100)
 @given(runs)
 def test_the_scales_of_a_run_hold_those_of_its_codes_and_no_row_of_scales_without_one(
     run: BlockRun,
@@ -179,7 +178,6 @@ def test_the_scales_of_a_run_hold_those_of_its_codes_and_no_row_of_scales_withou
         assert list(run.scales) == sorted(set(of_codes.tolist()))
 
 
-@settings(max_examples=100)
 @given(runs, st.sampled_from([1, 2, 16, 300, 10**6]))
 def test_pieces_are_the_run_in_order_and_need_few_scales_whatever_the_shape(
     run: BlockRun, most: int

@@ -70,7 +70,7 @@ def assert_never_worse(
 @any_form
 def test_usual_groups(quant_type: str, group_size: int) -> None:
     for dtype in DTYPES:
-        weights = shaped_groups(dtype, 2400, group_size)
+        weights = shaped_groups(dtype, 600, group_size)
         assert_never_worse(weights, quant_type, group_size)
         rows = weights.reshape(-1, 5 * group_size)
         for seed in range(2):
