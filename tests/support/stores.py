@@ -33,7 +33,7 @@ FAULTS = frozenset(
     )
 )
 """The corpus's store cases that need a tool or a mount: tests/faults runs these."""
-_NOT_LOADED = ("__main__", ".chat_handler")  # the second one loads a server, for seconds
+_NOT_LOADED = ("__main__", ".chat_handler", ".chat_service")  # they load a server, for seconds
 Arrays = dict[str, np.ndarray[Any, Any]]
 HOLD = """
 import sys

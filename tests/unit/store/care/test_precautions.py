@@ -71,11 +71,10 @@ def is_refused(store: Store, snapshot: Snapshot, *texts: str) -> None:
     assert snapshot(store) == before
 
 
-@pytest.mark.parametrize("names", [("a",), tuple("abcdefgh")])
 def test_an_empty_folder_of_manifests_is_refused_and_all_is_there_when_it_is_mounted(
-    store: Store, snapshot: Snapshot, names: tuple[str, ...]
+    store: Store, snapshot: Snapshot
 ) -> None:
-    fill(store, *names)
+    fill(store, "a", "b")
     unmount(store, "manifests")
     is_refused(
         store,
@@ -88,7 +87,7 @@ def test_an_empty_folder_of_manifests_is_refused_and_all_is_there_when_it_is_mou
     )
     mount(store, "manifests")
     assert prune_all(store).removed == ()
-    assert [str(name) for name in store.manifests.names()] == [f"{name}:latest" for name in names]
+    assert [str(name) for name in store.manifests.names()] == ["a:latest", "b:latest"]
 
 
 def test_manifests_of_ollama_alone_are_refused_too(store: Store, snapshot: Snapshot) -> None:
@@ -146,25 +145,20 @@ def test_blobs_on_a_disk_that_is_not_mounted(
     assert prune(store).freed == len(b"orphan")
 
 
-@pytest.mark.parametrize("forget", [True, False])
-def test_who_means_it_says_so_and_can_take_it_back(
-    store: Store, tmp_path: Path, forget: bool
-) -> None:
+def test_who_means_it_says_so_and_can_take_it_back(store: Store, tmp_path: Path) -> None:
     """Blobs and copies come back.
 
     A repair makes the models seen again, without reading the source.
     """
     source = write_checkpoint(tmp_path / "source", small_tensors())
-    for name in ("a", "b") if forget else ("a", "b", "c", "d"):
+    for name in ("a", "b"):
         blobstore.import_model(source, name, store=store, quant="int4" if name == "a" else None)
     blobs = {path.name for path in (store.root / "blobs").iterdir()}
     raw = manifest_path(store, "a").read_bytes()
-    for name in ("a", "b") if forget else "a":
+    for name in ("a", "b"):
         manifest_path(store, name).unlink()
-    result = prune_all(store, forget=forget)
-    assert [str(name) for name in result.forgotten] == (
-        ["a:latest", "b:latest"] if forget else ["a:latest"]
-    )
+    result = prune_all(store, forget=True)
+    assert [str(name) for name in result.forgotten] == ["a:latest", "b:latest"]
     undone = undo_prune(store)
     assert undone.without_manifest == result.forgotten
     assert {path.name for path in (store.root / "blobs").iterdir()} == blobs

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from support.stores import HOLD, blob_path, commit_model, layer_by_hand, manifest_path, process
+from support.stores import blob_path, commit_model, layer_by_hand, manifest_path, process
 
 import blobstore
 from blobstore.errors import (
@@ -228,8 +228,8 @@ def test_the_journal_forgets_blobs_that_are_gone(store: Store, tmp_path: Path) -
 def test_others_who_use_the_store_are_named(store: Store) -> None:
     commit_model(store, "m", b"one")
     aged(store, b"orphan")
-    with process(HOLD, store.root, "session") as child:
-        with pytest.raises(BusyError, match=f"process {child.pid}") as caught:
+    with store.session():
+        with pytest.raises(BusyError, match=f"process {os.getpid()}") as caught:
             prune(open_store(store.root, wait_s=0))
         assert "wait_s" in str(caught.value.hint)
     assert len(prune(store).removed) == 1

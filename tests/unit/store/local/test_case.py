@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from hypothesis import given, strategies as st
+from hypothesis import given, settings, strategies as st
 from support.checkpoints import safetensors_bytes, write_checkpoint
 from support.stores import blob_path, commit_model, link_by_hand, manifest_path
 
@@ -135,6 +135,7 @@ PART = st.sampled_from(["a", "A", "b", "B"])
 NAMES = st.builds(lambda model, tag: ModelName(model=model, tag=tag), PART, PART)
 
 
+@settings(max_examples=40)
 @given(st.lists(NAMES, max_size=4), NAMES)
 def test_a_spelling_is_one_that_is_there_or_none_is(
     tmp_path_factory: pytest.TempPathFactory, made: list[ModelName], name: ModelName

@@ -3,39 +3,29 @@
 from __future__ import annotations
 
 import os
-import shutil
 import socket
-import tempfile
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from support.arrays import plain
 from support.checkpoints import safetensors_bytes
 from support.corpus import Case, case_id, load
 from support.faults import make_device
 from support.stores import (
     FAULTS,
-    NOBODY,
     blob_path,
     commit_model,
     layer_by_hand,
-    manifest_path,
-    process,
-    unprivileged,
 )
 
 import blobstore
 from blobstore.errors import (
     BlobStoreError,
-    BusyError,
     CorruptDataError,
     DigestMismatchError,
-    NotFoundError,
     StorageError,
 )
 from blobstore.io import durable as files
@@ -47,15 +37,6 @@ from blobstore.store.local.store import Store, open_store
 M = ModelName.parse("m")
 BLOB = safetensors_bytes({"t": np.arange(9.0)})
 ORPHAN = b"a blob that nobody needs"
-HOLD = """
-import sys
-from blobstore import open_store
-with getattr(open_store(sys.argv[1]), sys.argv[2])() as held:
-    if sys.argv[2] == "session":
-        held.put(b"half of a model")
-    print("ready", flush=True)
-    sys.stdin.read()
-"""
 
 
 @pytest.fixture
@@ -73,12 +54,6 @@ def is_sound(store: Store) -> None:
     assert verify(store).is_sound
     assert [blob.size for blob in prune(store).removed] == [len(ORPHAN)]
     assert set(blobstore.open_model("m", store=store, verify=True)) == {"t"}
-
-
-def is_reported(store: Store, name: str | bytes) -> None:
-    """A sound store, in which one file is called odd, and stays."""
-    is_sound(store)
-    assert [os.fsencode(odd.path.name) for odd in verify(store).odd] == [os.fsencode(name)]
 
 
 def is_refused(store: Store, kind: type[BlobStoreError], *, stays: bool) -> None:
@@ -141,30 +116,6 @@ def flipped(path: Path) -> None:
     path.write_bytes(data)
 
 
-@contextmanager
-def nobodys(store: Store) -> Iterator[Store]:
-    """A copy of the store that belongs to another user, as whom the block runs when we are root."""
-    with tempfile.TemporaryDirectory() as folder:
-        Path(folder).chmod(0o755)
-        root = Path(shutil.copytree(store.root, Path(folder) / "store"))
-        for path in (root, *root.rglob("*")) if os.geteuid() == 0 else ():
-            os.chown(path, NOBODY, NOBODY)
-        with unprivileged():
-            yield open_store(root)
-
-
-def mode_000(store: Store) -> None:
-    with nobodys(store) as other:
-        blob_path(other, BLOB).chmod(0)
-        with pytest.raises(StorageError, match="permission denied") as caught:
-            blobstore.open_model("m", store=other)
-        assert not isinstance(caught.value, NotFoundError)
-        (damaged,) = verify(other).damaged
-        assert "permission denied" in damaged.reason
-    blob_path(store, BLOB).chmod(0)  # whom no mode stops is told too
-    assert "mode is 000" in verify(store).damaged[0].reason or os.geteuid() != 0
-
-
 def hardlinked(store: Store) -> None:
     os.link(blob_path(store, BLOB), store.root / "elsewhere")
     is_sound(store)
@@ -175,111 +126,14 @@ def legacy_colon(store: Store) -> None:
         path = blob_path(store, data)
         path.rename(path.with_name(path.name.replace("-", ":")))
     is_sound(store)
-
-
-def non_utf8_name(store: Store) -> None:
-    name = b"sha256-\xff"
-    Path(os.fsdecode(os.fsencode(store.root / "blobs") + b"/" + name)).write_bytes(b"x")
-    is_reported(store, name)
+    store.remove(M)
+    assert list(store.blobs.path.iterdir()) == []
 
 
 def blobs_dir_symlink(store: Store) -> None:
     (store.root / "blobs").rename(store.root.parent / "elsewhere")
     (store.root / "blobs").symlink_to(store.root.parent / "elsewhere")
     is_sound(open_store(store.root))
-
-
-def blobs_dir_readonly(store: Store) -> None:
-    with nobodys(store) as other:
-        other.blobs.path.chmod(0o555)
-        with pytest.raises(StorageError, match="permission denied"):
-            commit_model(other, "n", b"new")
-        assert set(blobstore.open_model("m", store=other)) == {"t"}
-
-
-def leftover(store: Store, *, age_s: float) -> list[str]:
-    """Return the temporary folders that remain of an old killed import after a clean-up."""
-    with process(HOLD, store.root, "session") as child:
-        child.kill()
-        child.wait()
-    for path in store.root.glob(".blobstore/tmp/*"):
-        os.utime(path, (time.time() - age_s,) * 2)
-    is_sound(store)
-    return [path.name for path in store.root.glob(".blobstore/tmp/*")]
-
-
-def temp_leftover_old(store: Store) -> None:
-    assert len(leftover(store, age_s=3600)) == 1
-    assert verify(store).is_sound
-    layer_by_hand(store, "", ORPHAN)
-    os.utime(blob_path(store, ORPHAN), (0, 0))
-    assert leftover(store, age_s=3 * 86_400) == []
-
-
-def temp_leftover_live(store: Store) -> None:
-    with process(HOLD, store.root, "session"):
-        (folder,) = store.root.glob(".blobstore/tmp/*")
-        os.utime(folder, (0, 0))
-        assert list(store.kept.stale(0)) == []
-        with pytest.raises(BusyError):
-            prune(store, grace_s=0, sole_owner=True, wait_s=0)
-        assert len([path for path in folder.iterdir() if path.name != "owner"]) == 1
-
-
-def temp_foreign(store: Store) -> None:
-    foreign = [store.root / ".blobstore/tmp/mine", store.root / "blobs/tmp-12345"]
-    for path in foreign:
-        path.write_bytes(b"mine")
-        os.utime(path, (0, 0))
-    is_reported(store, "tmp-12345")
-    assert [path.read_bytes() for path in foreign] == [b"mine"] * 2
-
-
-def ollama_partial_files(store: Store) -> None:
-    name = f"{blob_path(store, b'coming').name}-partial-0"
-    (store.root / "blobs" / name).write_bytes(b"com")
-    os.utime(store.root / "blobs" / name, (0, 0))
-    is_reported(store, name)
-
-
-def manifest_symlink_outside(store: Store) -> None:
-    outside = store.root.parent / "outside"
-    manifest_path(store, "m").rename(outside)
-    manifest_path(store, "m").symlink_to(outside)
-    with pytest.raises(StorageError):
-        blobstore.open_model("m", store=store)
-    assert [odd.reason for odd in verify(store).odd] == ["it is a symbolic link"]
-    with pytest.raises(StorageError, match="nothing is removed"):
-        prune(store)
-
-
-def manifest_at_depth(*parts: str) -> Callable[[Store], None]:
-    def run(store: Store) -> None:
-        path = store.root.joinpath("manifests", *parts)
-        path.parent.mkdir(parents=True)
-        path.write_bytes(manifest_path(store, "m").read_bytes())
-        is_reported(store, parts[-1])
-        assert [str(name) for name, _ in store.models()] == ["m:latest"]
-
-    return run
-
-
-def manifest_empty(store: Store) -> None:
-    manifest_path(store, "m").write_bytes(b"")
-    with pytest.raises(CorruptDataError):
-        blobstore.open_model("m", store=store)
-    with pytest.raises(CorruptDataError, match="nothing is removed"):
-        prune(store)
-    assert [str(broken.name) for broken in verify(store).broken] == ["m:latest"]
-
-
-def lock_stale(store: Store) -> None:
-    with process(HOLD, store.root, "alone") as child:
-        child.kill()
-        child.wait()
-    assert (store.root / ".blobstore/lock").exists()
-    commit_model(store, "n", BLOB)
-    is_sound(store)
 
 
 def lock_on_nfs(store: Store) -> None:
@@ -304,30 +158,6 @@ def clock_back(store: Store) -> None:
     assert verify(store).is_sound
 
 
-def two_at_once(store: Store) -> None:
-    with process(HOLD, store.root, "alone"), pytest.raises(BusyError, match="in use by process"):
-        prune(store, wait_s=0.1)
-    is_sound(store)
-
-
-def rm_vs_load(store: Store) -> None:
-    model = blobstore.open_model("m", store=store)
-    view = plain(model["t"])
-    store.remove(M)
-    assert not blob_path(store, BLOB).exists()
-    assert np.array_equal(view, np.arange(9.0))
-    assert np.array_equal(plain(model["t"]), np.arange(9.0))
-
-
-def truncated_while_mapped(store: Store) -> None:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("blobstore.io.ranges._MAPPED_FROM", 1)
-        model = blobstore.open_model("m", store=store)
-    os.truncate(blob_path(store, BLOB), 8)
-    with pytest.raises(CorruptDataError, match="was cut"):
-        model["t"].numpy()
-
-
 def umask(mask: int, file_mode: int, folder_mode: int) -> Callable[[Store], None]:
     def run(store: Store) -> None:
         fresh = open_store(store.root.parent / "fresh")
@@ -343,13 +173,6 @@ def umask(mask: int, file_mode: int, folder_mode: int) -> Callable[[Store], None
     return run
 
 
-def world_writable_store(store: Store) -> None:
-    for folder in (store.root, store.root / "blobs"):
-        folder.chmod(0o777)
-    is_sound(store)
-    assert [odd.path for odd in verify(store).odd] == [store.root, store.root / "blobs"]
-
-
 STATES: dict[str, Callable[[Store], None]] = {
     "store-blob-symlink-dangling": replaced(lambda path: path.symlink_to("nowhere")),
     "store-blob-fifo": replaced(os.mkfifo),
@@ -358,40 +181,43 @@ STATES: dict[str, Callable[[Store], None]] = {
     "store-blob-truncated": changed(lambda path: os.truncate(path, 90)),
     "store-blob-extended": changed(lambda path: path.write_bytes(BLOB + b"x")),
     "store-blob-bitflip-header": changed(flipped),
-    "store-blob-mode-000": mode_000,
     "store-blob-hardlinked": hardlinked,
     "store-blob-wrong-name": changed(
         lambda path: path.write_bytes(safetensors_bytes({"t": np.ones(9)})), DigestMismatchError
     ),
     "store-blob-legacy-colon": legacy_colon,
-    "store-blob-non-utf8-name": non_utf8_name,
     "store-blobs-dir-symlink": blobs_dir_symlink,
-    "store-blobs-dir-readonly": blobs_dir_readonly,
-    "store-temp-leftover-old": temp_leftover_old,
-    "store-temp-leftover-live": temp_leftover_live,
-    "store-temp-foreign": temp_foreign,
-    "store-ollama-partial-files": ollama_partial_files,
-    "store-manifest-symlink-outside": manifest_symlink_outside,
-    "store-manifest-depth-3": manifest_at_depth("registry.ollama.ai", "other", "n"),
-    "store-manifest-depth-5": manifest_at_depth(
-        "registry.ollama.ai", "library", "n", "latest", "deeper"
-    ),
-    "store-manifest-empty": manifest_empty,
-    "store-lock-stale": lock_stale,
     "store-lock-on-nfs": lock_on_nfs,
     "store-clock-back-2-years": clock_back,
-    "store-two-gc-at-once": two_at_once,
-    "store-rm-vs-load": rm_vs_load,
-    "store-blob-truncated-while-mapped": truncated_while_mapped,
     "store-umask-000": umask(0o000, 0o644, 0o755),
     "store-umask-077": umask(0o077, 0o600, 0o700),
-    "store-world-writable-store": world_writable_store,
 }
 
 
+ELSEWHERE = {
+    "store-blob-mode-000": "care/test_verify.py, test_permissions.py",
+    "store-blob-non-utf8-name": "care/test_verify.py",
+    "store-blobs-dir-readonly": "test_permissions.py",
+    "store-temp-leftover-old": "test_leftovers.py, care/test_prune.py",
+    "store-temp-leftover-live": "test_leftovers.py",
+    "store-temp-foreign": "care/test_prune.py",
+    "store-ollama-partial-files": "care/test_verify.py, care/test_prune.py",
+    "store-manifest-symlink-outside": "test_hostile_store.py, test_removal.py",
+    "store-manifest-depth-3": "care/test_verify.py, test_store.py",
+    "store-manifest-depth-5": "care/test_verify.py, test_store.py",
+    "store-manifest-empty": "test_store.py, test_removal.py",
+    "store-lock-stale": "test_lock.py",
+    "store-two-gc-at-once": "test_lock.py, care/test_prune.py",
+    "store-rm-vs-load": "test_lease.py",
+    "store-blob-truncated-while-mapped": "test_lease.py",
+    "store-world-writable-store": "care/test_verify.py",
+}
+"""The states that the files of these tests show."""
+
+
 def test_every_case_is_shown() -> None:
-    assert {case.id for case in load("store")} == STATES.keys() | FAULTS
-    assert not STATES.keys() & FAULTS
+    shown = [*STATES, *ELSEWHERE, *FAULTS]
+    assert sorted(case.id for case in load("store")) == sorted(shown)
 
 
 def case_param(case: Case) -> Any:
@@ -401,8 +227,6 @@ def case_param(case: Case) -> Any:
     )
 
 
-@pytest.mark.parametrize(
-    "case", [case_param(case) for case in load("store") if case.id not in FAULTS]
-)
+@pytest.mark.parametrize("case", [case_param(case) for case in load("store") if case.id in STATES])
 def test_states_of_a_store(case: Case, filled: Store) -> None:
     STATES[case.id](filled)

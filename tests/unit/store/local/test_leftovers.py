@@ -140,7 +140,7 @@ def test_imports_begin_and_clean_up_at_once(tmp_path: Path) -> None:
 
     def begin() -> None:
         try:
-            for _ in range(200):
+            for _ in range(50):
                 folder, fd = make_owned_folder(tmp_path / "tmp")
                 assert folder.is_dir()
                 os.close(fd)

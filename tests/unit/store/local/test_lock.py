@@ -1,10 +1,11 @@
-"""The store's lock across processes: shared by writers, exclusive for a clean-up."""
+"""The store's lock: shared by writers, exclusive for a clean-up."""
 
 from __future__ import annotations
 
+import fcntl
 import signal
 import time
-from contextlib import nullcontext
+from contextlib import ExitStack, nullcontext
 from itertools import count
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,14 +18,6 @@ from blobstore.errors import BusyError, StorageError
 from blobstore.store.local import locks
 from blobstore.store.local.locks import StoreLock
 from blobstore.store.local.store import Store, open_store
-
-FLOCK = """
-import fcntl, os, sys
-fd = os.open(sys.argv[1], os.O_RDWR | os.O_CREAT)
-fcntl.flock(fd, getattr(fcntl, sys.argv[2]))
-print("ready", flush=True)
-sys.stdin.read()
-"""
 
 
 @pytest.fixture
@@ -44,7 +37,7 @@ def path(tmp_path: Path) -> Path:
 )
 def test_sharers_share_and_one_excludes(path: Path, held: str, wanted: str, free: bool) -> None:
     lock = getattr(StoreLock(path), wanted)
-    with process(HOLD_LOCK, path, held):
+    with getattr(StoreLock(path), held)():
         if free:
             with lock():
                 pass
@@ -73,13 +66,13 @@ def test_a_machine_that_sleeps_uses_up_no_patience(
 ) -> None:
     """Every try takes an hour: a holder that goes is noticed, and one that stays is an error."""
     clock, tries = Clock(), count(1)
-    with process(HOLD_LOCK, path, "exclusive") as child:
+    with ExitStack() as held:
+        held.enter_context(StoreLock(path).exclusive())
 
         def sleep(_seconds: float) -> None:
             clock.now += 3600
             if next(tries) == goes_at:
-                child.kill()
-                child.wait()
+                held.close()
 
         slow = {**vars(time), "monotonic": clock, "sleep": sleep}
         monkeypatch.setattr(locks, "time", SimpleNamespace(**slow))
@@ -92,11 +85,12 @@ def test_it_is_flock_so_that_other_programs_can_take_it(store: Store) -> None:
     commit_model(store, "m", b"one")
     lock = store.root / ".blobstore" / "lock"
     store = open_store(store.root, wait_s=0)
-    with process(FLOCK, lock, "LOCK_EX"):
+    with lock.open("r+b") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
         with pytest.raises(BusyError):
             commit_model(store, "n", b"two")
         assert [str(name) for name, _ in store.models()] == ["m:latest"]
-    with process(FLOCK, lock, "LOCK_SH"):
+        fcntl.flock(file, fcntl.LOCK_SH)
         commit_model(store, "n", b"two")
 
 

@@ -25,16 +25,10 @@ DATA = b"\x08\0\0\0\0\0\0\0{}      "
 M = ModelName.parse("m")
 TMP = f".blobstore/tmp/1-{16 * '0'}"
 OURS = [
-    ".blobstore/tmp",
     TMP,
-    ".blobstore/copies",
-    ".blobstore/copies/registry.ollama.ai/library/gone/latest",
     ".blobstore/copies/registry.ollama.ai/library/m/latest",
-    ".blobstore/trash",
     ".blobstore/trash/0123456789abcdef",
     ".blobstore/hints",
-    ".blobstore/journal",
-    ".blobstore/cache",
 ]
 
 

@@ -76,6 +76,14 @@ def test_reading_needs_nothing_of_ours(shared: Store) -> None:
         (shared.root / ".blobstore").chmod(0o755)
 
 
+def test_a_folder_that_may_not_be_written_to(shared: Store) -> None:
+    (shared.root / "blobs").chmod(0o555)
+    with unprivileged():
+        with pytest.raises(StorageError, match="permission denied"):
+            commit_model(shared, "n", b"new")
+        assert len(blobstore.open_model("m", store=shared)) > 0
+
+
 def test_a_manifest_that_may_not_be_read_can_be_removed(shared: Store) -> None:
     commit_model(shared, "n", b"one")
     if os.geteuid() == 0:

@@ -10,13 +10,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.stores import HOLD_LOCK, blob_path, commit_model, descriptor, process
+from support.stores import blob_path, commit_model, descriptor
 
 from blobstore.errors import BlobStoreError, BusyError, UsageError
 from blobstore.formats.documents import Manifest
 from blobstore.io import durable
 from blobstore.names import ModelName
 from blobstore.store.local import session
+from blobstore.store.local.locks import StoreLock
 from blobstore.store.local.store import Store, open_store
 
 M = ModelName.parse("m")
@@ -43,7 +44,7 @@ def test_a_sibling_removed_in_mid_commit_takes_nothing_along(
     real = durable.sync_file_system
 
     def remove_meanwhile(fd: int) -> None:
-        store.remove(ModelName.parse("x:old"))
+        open_store(store.root, wait_s=0).remove(ModelName.parse("x:old"))
         real(fd)
 
     monkeypatch.setattr(session, "sync_file_system", remove_meanwhile)
@@ -103,8 +104,8 @@ def test_names_change_one_after_the_other(
     Nobody is waited for for ever.
     """
     commit_model(store, "m", b"one")
-    monkeypatch.setattr("blobstore.store.local.store_folder._NAMES_WAIT_S", 0.1)
-    with process(HOLD_LOCK, store.root / ".blobstore/names", "exclusive"):
+    monkeypatch.setattr("blobstore.store.local.store_folder._NAMES_WAIT_S", 0)
+    with StoreLock(store.root / ".blobstore/names").exclusive():
         with pytest.raises(BusyError, match="names"):
             change(open_store(store.root))
         assert [str(name) for name, _ in store.models()] == ["m:latest"]
@@ -112,7 +113,7 @@ def test_names_change_one_after_the_other(
 
 
 def test_siblings_removed_at_once(store: Store) -> None:
-    for _ in range(5):
+    for _ in range(2):
         tags = [ModelName.parse(f"x:{number}") for number in range(4)]
         for tag in tags:
             commit_model(store, str(tag), str(tag).encode())

@@ -10,12 +10,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from support.stores import HOLD, blob_path, commit_model, layer_by_hand, manifest_path, process
+from support.stores import blob_path, commit_model, layer_by_hand, manifest_path
 
 from blobstore.errors import BlobStoreError, DocumentError, NotFoundError, StorageError, UsageError
 from blobstore.names import ModelName
 from blobstore.store.care.prune import prune
-from blobstore.store.local.store import Store
+from blobstore.store.local.store import Store, open_store
 
 Snapshot = Callable[[Store], dict[str, str]]
 M, N = ModelName.parse("m"), ModelName.parse("n")
@@ -167,10 +167,10 @@ def test_blobs_stay_while_something_that_may_need_them_can_not_be_read(
     assert path.is_symlink() or path.exists()
 
 
-def test_blobs_stay_while_another_process_holds_the_store(store: Store) -> None:
+def test_blobs_stay_while_another_holds_the_store(store: Store) -> None:
     commit_model(store, "m", b"one")
-    with process(HOLD, store.root, "session"):
-        removal = store.remove(M)
+    with store.session():
+        removal = open_store(store.root, wait_s=0).remove(M)
     assert removal.removed == ()
     assert len(removal.kept) == 1
     assert removal.reason is not None
