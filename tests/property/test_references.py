@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from hypothesis import example, given, strategies as st
+from hypothesis import example, given, settings, strategies as st
 
 from blobstore.errors import BlobStoreError
 from blobstore.formats.documents import MAX_LAYERS, Manifest
@@ -60,6 +60,7 @@ def test_picked_out_or_parsed_it_is_the_same(
         assert slow(raw) is not None
 
 
+@settings(max_examples=50)
 @given(MANIFEST, st.integers(0), st.binary(max_size=2), st.integers(0, 3))
 def test_damaged_ones_too(document: dict[str, Any], at: int, new: bytes, cut: int) -> None:
     raw = (json.dumps(document, **COMPACT) + "\n").encode("utf-8", "surrogatepass")
@@ -68,6 +69,7 @@ def test_damaged_ones_too(document: dict[str, Any], at: int, new: bytes, cut: in
     assert fast(damaged) == slow(damaged)
 
 
+@settings(max_examples=40)
 @given(MANIFEST, st.integers(0))
 def test_the_first_blob_that_is_missing(document: dict[str, Any], which: int) -> None:
     raw = (json.dumps(document, **COMPACT) + "\n").encode("utf-8", "surrogatepass")

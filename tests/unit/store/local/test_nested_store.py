@@ -28,7 +28,6 @@ OURS = [
     TMP,
     ".blobstore/copies/registry.ollama.ai/library/m/latest",
     ".blobstore/trash/0123456789abcdef",
-    ".blobstore/hints",
 ]
 
 

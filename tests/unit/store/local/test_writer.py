@@ -96,23 +96,6 @@ def test_pieces_that_begin_and_end_within_pages(tmp_path: Path, first: int, seco
     write(tmp_path, pieces[::-1])
 
 
-def test_many_threads_in_any_order(tmp_path: Path) -> None:
-    chance = random.Random(1)
-    lengths = [(chance.choice([1, 100, PAGE, 30_000]), 0, bool(number % 2)) for number in range(40)]
-    pieces = blob_of(*lengths)
-    chance.shuffle(pieces)
-    write(tmp_path, pieces, 8)
-
-
-@pytest.mark.parametrize("gap", [1, PAGE, 2 * DIRECT + 3])
-def test_a_gap_is_read_back_when_its_turn_comes(tmp_path: Path, gap: int) -> None:
-    pieces = blob_of(
-        (100, 0, True), (DIRECT + 9, gap, True), (1000, 0, True), (PAGE, gap // 3, True)
-    )
-    random.Random(1).shuffle(pieces)
-    write(tmp_path, pieces, 2)
-
-
 def test_writers_take_any_contiguous_buffer(tmp_path: Path) -> None:
     parts = (
         b"ab",
