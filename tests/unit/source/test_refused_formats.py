@@ -82,9 +82,7 @@ MLX_REFUSALS: dict[str, tuple[Tensors, dict[str, Any], str]] = {
         "6 bits in groups of 64",
     ),
     "groups of 64 called 32": (INT4, mlx(4, 32), "BF16 [4, 2], not BF16 [4, 4]"),
-    "affine called mxfp4": (INT4, mlx(4, 32, "mxfp4"), "BF16 [4, 2], not U8 [4, 4]"),
     "mxfp4 called affine": (MXFP4, mlx(4, 32), "is U8, and those of int4/32 are floats"),
-    "mxfp4 called nvfp4": (MXFP4, mlx(4, 16, "nvfp4"), "[4, 4], not U8 [4, 8]"),
     "mxfp4 with biases": (
         other(MXFP4, _biases=ones(4, 4, dtype=BF16)),
         mlx(4, 32, "mxfp4"),
@@ -97,7 +95,6 @@ MLX_REFUSALS: dict[str, tuple[Tensors, dict[str, Any], str]] = {
     ),
     "no biases": (without(INT4, ".biases"), mlx(4, 64), "its bias is missing"),
     "no scales": (without(INT4, ".scales"), mlx(4, 64), "its scales are missing"),
-    "no scales and biases": (without(INT4, ".scales", ".biases"), mlx(4, 64), "scales are missing"),
     "scales of F64": (
         other(INT4, _scales=ones(4, 2, dtype=np.float64)),
         mlx(4, 64),
@@ -123,11 +120,6 @@ MLX_REFUSALS: dict[str, tuple[Tensors, dict[str, Any], str]] = {
 }
 NVFP4_REFUSALS: dict[str, tuple[Tensors, dict[str, Any], str]] = {
     "no global scale": (without(CT, ".weight_global_scale"), {}, "need X.weight_scale (F8_E4M3)"),
-    "scales of bytes": (
-        other(CT, _weight_scale=ones(4, 8, dtype=np.uint8)),
-        {},
-        "need X.weight_scale (F8_E4M3)",
-    ),
     "another format of compressed-tensors": (
         CT,
         method("compressed-tensors", format="mixfp4-pack-quantized"),
@@ -147,7 +139,6 @@ NVFP4_REFUSALS: dict[str, tuple[Tensors, dict[str, Any], str]] = {
         {},
         "F32 [4], and not one F32",
     ),
-    "modelopt without a scale": (without(MODELOPT, ".weight_scale"), {}, "and X.weight_scale_2"),
     "modelopt without a global scale": (
         without(MODELOPT, ".weight_scale_2"),
         {},
