@@ -170,21 +170,13 @@ def _difference(network: Any, meant: Any) -> str | None:
             or not mx.array_equal(array.astype(other.dtype), other, equal_nan=True).item()
         ):
             return f"{path} differs"
-    kinds = {path: _kind(module) for path, module in _quantized(network)}
-    return (
-        "quantized modules differ"
-        if kinds != {path: _kind(module) for path, module in _quantized(meant)}
-        else None
-    )
+    return None if _quantized(network) == _quantized(meant) else "quantized modules differ"
 
 
-def _quantized(network: Any) -> list[tuple[str, Any]]:
-    return [
-        (path, module)
+def _quantized(network: Any) -> dict[str, tuple[Any, ...]]:
+    """Return the types of quantized modules by path."""
+    return {
+        path: (module.bits, module.group_size, module.mode)
         for path, module in network.named_modules()
         if hasattr(module, "bits") and "scales" in module
-    ]
-
-
-def _kind(module: Any) -> tuple[Any, ...]:
-    return module.bits, module.group_size, module.mode
+    }

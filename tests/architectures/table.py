@@ -117,12 +117,8 @@ def _totals(rows: Sequence[Row]) -> list[str]:
     counts = Counter(outcome["verdict"] for row in rows for outcome in row["types"].values())
     said = ", ".join(f"{counts[verdict]} {verdict}" for verdict in Verdict if counts[verdict])
     whole = sum(good(row) for row in rows)
-    return [
-        (
-            f"**{len(rows)} architectures, {whole} of them right or refused as every type**; of "
-            f"all imports {said}."
-        )
-    ]
+    head = f"**{len(rows)} architectures, {whole} of them right or refused as every type**"
+    return [f"{head}; of all imports {said}."]
 
 
 def _line(row: Row) -> str:
@@ -131,20 +127,11 @@ def _line(row: Row) -> str:
 
 
 def _cell(outcome: dict[str, Any]) -> str:
-    if outcome["verdict"] == Verdict.RIGHT:
-        shares = [round(100 * outcome[key]) for key in ("quantized", "dequantized")]
-        return " ".join(
-            [
-                "✓",
-                *([str(shares[0])] if any(shares) else []),
-                *([f"+ {shares[1]}"] if shares[1] else []),
-            ]
-        )
-    return (
-        str(outcome["verdict"])
-        if outcome["verdict"] in _GOOD
-        else f"**{str(outcome['verdict']).upper()}**"
-    )
+    verdict = str(outcome["verdict"])
+    if verdict != Verdict.RIGHT:
+        return verdict if verdict in _GOOD else f"**{verdict.upper()}**"
+    held, more = (round(100 * outcome[key]) for key in ("quantized", "dequantized"))
+    return f"✓ {held} + {more}" if more else f"✓ {held}" if held else "✓"
 
 
 def _reasons(rows: Sequence[Row]) -> list[str]:
@@ -177,15 +164,11 @@ def _common_reasons(rows: Sequence[Row]) -> list[str]:
 
 
 def _outside(rows: Sequence[Row]) -> list[str]:
+    if not rows:
+        return []
     lines = [
-        (
-            f"- {row['architecture']} (made by {row['maker']}): {row['mlx_lm']} Here: "
-            f"{'; '.join(_reasons_of(row))}"
-        )
+        f"- {row['architecture']} (made by {row['maker']}): {row['mlx_lm']} Here: "
+        + "; ".join(_reasons_of(row))
         for row in rows
     ]
-    return (
-        ["## Not counted: architectures that mlx-lm itself can't run here", "", *lines]
-        if lines
-        else []
-    )
+    return ["## Not counted: architectures that mlx-lm itself can't run here", "", *lines]
