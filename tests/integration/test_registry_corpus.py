@@ -97,6 +97,7 @@ def test_rejected(case: Case, tmp_path: Path) -> None:
         assert names_the_thing(str(error), made), str(error)
         assert (REPOSITORY, TAG) not in made.registry.manifests or case.id in PULLS
         assert models(made) == ([NAME] if case.id in PUSHES else [])
+        assert not (case.id in PUSHES and made.played[1].asked)  # no blob goes to another origin
         assert made.store.blobs.digests() == before
         if case.id == "registry-upload-source-changes":
             assert isinstance(error, DigestMismatchError)  # not only the registry saw it
