@@ -8,9 +8,10 @@ they stand.
 from __future__ import annotations
 
 import json
+import os
 import struct
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -187,15 +188,29 @@ def _write_documents(folder: Path, config: Json, *, thinks: bool) -> None:
     )
 
 
-def _whole(folder: Path, config: Json, tensors: Tensors, *, thinks: bool = False) -> None:
-    _write_documents(folder, config, thinks=thinks)
-    _write_safetensors(folder / "model.safetensors", tensors)
+@dataclass(frozen=True)
+class Source:
+    """A checkpoint: its config.json, its tensors, where its shards start, and what is changed."""
+
+    config: Json
+    tensors: Callable[[], Tensors]
+    thinks: bool = False
+    shards: tuple[int, ...] = ()
+    change: Callable[[Path], object] = lambda _: None
+
+    def write(self, folder: Path) -> None:
+        """Write its files."""
+        _write_documents(folder, self.config, thinks=self.thinks)
+        tensors = self.tensors()
+        if self.shards:
+            _write_shards(folder, tensors, self.shards)
+        else:
+            _write_safetensors(folder / "model.safetensors", tensors)
+        self.change(folder)
 
 
-def _sharded(folder: Path, layers: int, starts: Sequence[int]) -> None:
+def _write_shards(folder: Path, tensors: Tensors, starts: Sequence[int]) -> None:
     """Write one shard for each position in ``starts``, and the index."""
-    _write_documents(folder, LLAMA, thinks=False)
-    tensors = _arrays(_llama(layers))
     names = list(tensors)
     shard_of: dict[str, str] = {}
     for number, (start, stop) in enumerate(zip(starts, [*starts[1:], None], strict=True), 1):
@@ -203,66 +218,22 @@ def _sharded(folder: Path, layers: int, starts: Sequence[int]) -> None:
         _write_safetensors(folder / shard, {name: tensors[name] for name in names[start:stop]})
         shard_of |= dict.fromkeys(names[start:stop], shard)
     total = sum(array.nbytes for array in tensors.values())
-    _write_json(
-        folder / INDEX,
-        {"metadata": {"total_size": total}, "weight_map": dict(sorted(shard_of.items()))},
-    )
+    index = {"metadata": {"total_size": total}, "weight_map": dict(sorted(shard_of.items()))}
+    _write_json(folder / INDEX, index)
 
 
-def _c_sharded(folder: Path) -> None:
-    _sharded(folder, 4, (0, 10, 25))
-    _write_safetensors(
-        folder / "consolidated.safetensors",
-        {"tok_embeddings.weight": Weight("x", (16, 16)).array()},
-    )
-
-
-def _x_ambiguous(folder: Path) -> None:
-    _whole(folder, LLAMA, _arrays(_llama(1)))
-    _write_safetensors(
-        folder / "model-00001-of-00001.safetensors", {"a.weight": Weight("a", (4, 4)).array()}
-    )
-
-
-def _x_index_missing_shard(folder: Path) -> None:
-    _sharded(folder, 1, (0, 5))
-    (folder / "model-00002-of-00002.safetensors").unlink()
-
-
-def _x_index_badpath(folder: Path) -> None:
-    _sharded(folder, 1, (0, 5))
-    index = json.loads((folder / INDEX).read_text())
-    index["weight_map"]["model.embed_tokens.weight"] = "../evil.safetensors"
-    (folder / INDEX).write_text(json.dumps(index))
-
-
-def _x_expert_mismatch(folder: Path) -> None:
-    tensors = _arrays(_qwen3_moe(1, 4))
-    odd = "model.layers.0.mlp.experts.2.up_proj.weight"
-    tensors[odd] = tensors[odd][:64]
-    _whole(folder, {**QWEN3_MOE, "num_experts": 4}, tensors)
-
-
-def _h_cohere2_moe(folder: Path) -> None:
-    names = {"architectures": ["Cohere2MoeForCausalLM"], "model_type": "cohere2_moe"}
-    tensors = _arrays(_qwen3_moe(9, 4))
-    del tensors["lm_head.weight"]
-    _whole(folder, {**QWEN3_MOE, **names, "num_hidden_layers": 9, "num_experts": 4}, tensors)
-
-
-def _x_truncated_data(folder: Path) -> None:
-    _whole(folder, {**LLAMA, "num_hidden_layers": 1}, _arrays(_llama(1)))
-    weights = folder / "model.safetensors"
-    weights.write_bytes(weights.read_bytes()[:-100_000])
-
-
-FP8: Json = json.loads(
-    '{"quant_method": "fp8", "fmt": "e4m3", "activation_scheme": "dynamic", '
-    '"weight_block_size": [128, 128]}'
-)
-_MODELOPT: Json = json.loads(
-    '{"quant_method": "modelopt", "quant_algo": "NVFP4", "group_size": 16, "ignore": ["lm_head"]}'
-)
+FP8: Json = {
+    "quant_method": "fp8",
+    "fmt": "e4m3",
+    "activation_scheme": "dynamic",
+    "weight_block_size": [128, 128],
+}
+_MODELOPT = {
+    "quant_method": "modelopt",
+    "quant_algo": "NVFP4",
+    "group_size": 16,
+    "ignore": ["lm_head"],
+}
 _COMPRESSED: Json = json.loads("""{
     "quant_method": "compressed-tensors", "format": "nvfp4-pack-quantized",
     "config_groups": {"group_0": {
@@ -270,142 +241,164 @@ _COMPRESSED: Json = json.loads("""{
         "weights": {"num_bits": 4, "type": "float", "group_size": 16, "strategy": "tensor_group"}
     }}
 }""")
-_MIXED: Json = {
-    "group_size": 64,
-    "bits": 4,
-    "mode": "affine",
-    "lm_head": {"group_size": 64, "bits": 8},
+Q_PROJ = "model.layers.0.self_attn.q_proj.weight"
+
+
+def _config(layers: int, **more: Any) -> Json:
+    return {**LLAMA, "num_hidden_layers": layers, **more}
+
+
+def _plain(
+    config: Json, weights: Callable[..., Iterator[Weight]], *args: Any, **how: Any
+) -> Source:
+    return Source(config, lambda: _arrays(weights(*args, **how)))
+
+
+def _dense(layers: int, dtype: np.dtype[Any] | None = None, **more: Any) -> Source:
+    return Source(_config(layers, **more), lambda: _arrays(_llama(layers), dtype))
+
+
+def _mixture(layers: int, experts: int, **more: Any) -> Source:
+    config = {**QWEN3_MOE, "num_experts": experts}
+    return Source(config, lambda: _arrays(_qwen3_moe(layers, experts)), **more)
+
+
+def _mlx(group_size: int, bits: int, **more: Any) -> Source:
+    """Return an MLX-quantized model of two layers; ``more`` as in its config.json."""
+    settings = {"group_size": group_size, "bits": bits, **more}
+    usual = (group_size, bits, more.get("mode", "affine"))
+    others = {"lm_head.weight": (64, 8, "affine")} if "lm_head" in more else {}
+    return Source(
+        _config(2, quantization=settings, quantization_config=settings),
+        lambda: prequantized.mlx_model(_arrays(_llama(2)), usual, others),
+    )
+
+
+def _fp8(layers: int, settings: Json | None = FP8, **options: Any) -> Source:
+    """Return a block FP8 model; ``options`` as `block_fp8`."""
+    more = {} if settings is None else {"quantization_config": settings}
+    return Source(
+        _config(layers, **more),
+        lambda: prequantized.fp8_model(_arrays(_llama(layers)), **options),
+    )
+
+
+def _nvfp4(layers: int, settings: Json, change: Callable[[Path], object] = str) -> Source:
+    """Return an NVFP4 model of ModelOpt or of compressed-tensors."""
+    is_modelopt = settings is _MODELOPT
+    return Source(
+        _config(layers, quantization_config=settings),
+        lambda: prequantized.nvfp4_model(_arrays(_llama(layers)), modelopt=is_modelopt),
+        change=change,
+    )
+
+
+def _with(source: Source, name: str, change: Callable[[Tensors], Array]) -> Source:
+    """Return a source with another tensor of that name."""
+
+    def tensors() -> Tensors:
+        made = source.tensors()
+        return {**made, name: change(made)}
+
+    return replace(source, tensors=tensors)
+
+
+def _beside(file: str, name: str, weight: Weight) -> Callable[[Path], None]:
+    """Return what writes another file of weights beside the others."""
+    return lambda folder: _write_safetensors(folder / file, {name: weight.array()})
+
+
+def _lead_outside(folder: Path) -> None:
+    index = json.loads((folder / INDEX).read_text())
+    index["weight_map"]["model.embed_tokens.weight"] = "../evil.safetensors"
+    (folder / INDEX).write_text(json.dumps(index))
+
+
+def _cut(folder: Path) -> None:
+    path = folder / "model.safetensors"
+    os.truncate(path, path.stat().st_size - 100_000)
+
+
+def _cohere2_moe() -> Tensors:
+    tensors = _arrays(_qwen3_moe(9, 4))
+    del tensors["lm_head.weight"]
+    return tensors
+
+
+_TWO_SHARDS = Source(LLAMA, lambda: _arrays(_llama(1)), shards=(0, 5))
+_ODD_EXPERT = "model.layers.0.mlp.experts.2.up_proj.weight"
+_COHERE2 = {
+    **QWEN3_MOE,
+    "architectures": ["Cohere2MoeForCausalLM"],
+    "model_type": "cohere2_moe",
+    "num_hidden_layers": 9,
+    "num_experts": 4,
 }
 
-
-def _mlx(group_size: int, bits: int, mode: str, settings: Json) -> Callable[[Path], None]:
-    """Return the writer of an MLX-quantized model of two layers with these ``settings``."""
-
-    def write(folder: Path) -> None:
-        others = {"lm_head.weight": (64, 8, "affine")} if "lm_head" in settings else {}
-        config = {
-            **LLAMA,
-            "num_hidden_layers": 2,
-            "quantization": settings,
-            "quantization_config": settings,
-        }
-        _whole(
-            folder,
-            config,
-            prequantized.mlx_model(_arrays(_llama(2)), (group_size, bits, mode), others),
-        )
-
-    return write
-
-
-def _fp8(layers: int, settings: Json | None = FP8, **options: Any) -> Callable[[Path], None]:
-    """Return the writer of a block FP8 model; ``options`` as `block_fp8`."""
-
-    def write(folder: Path) -> None:
-        config = (
-            LLAMA
-            if layers == LLAMA["num_hidden_layers"]
-            else {**LLAMA, "num_hidden_layers": layers}
-        )
-        config = config if settings is None else {**config, "quantization_config": settings}
-        _whole(folder, config, prequantized.fp8_model(_arrays(_llama(layers)), **options))
-
-    return write
-
-
-def _e_fp8_moe(folder: Path) -> None:
-    _whole(
-        folder,
-        {**QWEN3_MOE, "quantization_config": FP8},
-        prequantized.fp8_model(_arrays(_qwen3_moe(2, 11))),
-    )
-
-
-def _f_modelopt_nvfp4(folder: Path) -> None:
-    tensors = prequantized.nvfp4_model(_arrays(_llama(2)), modelopt=True)
-    _whole(folder, {**LLAMA, "num_hidden_layers": 2, "quantization_config": _MODELOPT}, tensors)
-    _write_json(
-        folder / "hf_quant_config.json", {"quantization": {"quant_algo": "NVFP4", "group_size": 16}}
-    )
-
-
-def _f_ct_nvfp4(folder: Path) -> None:
-    tensors = prequantized.nvfp4_model(_arrays(_llama(2)), modelopt=False)
-    _whole(folder, {**LLAMA, "num_hidden_layers": 2, "quantization_config": _COMPRESSED}, tensors)
-
-
-def _x_collision(folder: Path) -> None:
-    tensors = prequantized.nvfp4_model(_arrays(_llama(1)), modelopt=False)
-    name = "model.layers.0.self_attn.q_proj.weight"
-    tensors[name] = Weight("q", (HIDDEN, HIDDEN)).array()
-    _whole(folder, {**LLAMA, "num_hidden_layers": 1, "quantization_config": _COMPRESSED}, tensors)
-
-
-def _x_fp8_e5m2(folder: Path) -> None:
-    tensors = prequantized.fp8_model(_arrays(_llama(1)))
-    tensors["model.layers.0.self_attn.q_proj.weight"] = (
-        Weight("z", (HIDDEN, HIDDEN)).array().astype(F8_E5M2)
-    )
-    _whole(folder, {**LLAMA, "num_hidden_layers": 1, "quantization_config": FP8}, tensors)
-
-
-_TIED = {**LLAMA, "num_hidden_layers": 2, "tie_word_embeddings": True}
-_DRAFT = {**LLAMA, "num_hidden_layers": 1}
-_SINGLE = {**LLAMA, "num_hidden_layers": 2, "torch_dtype": "float32"}
-
-SOURCES: dict[str, Callable[[Path], None]] = {
-    "a_dense_bf16": lambda folder: _whole(folder, LLAMA, _arrays(_llama(4))),
-    "a_dense_bias_tied": lambda folder: _whole(
-        folder, _TIED, _arrays(_llama(2, biases=True, head=False))
+SOURCES = {
+    "a_dense_bf16": _dense(4),
+    "a_dense_bias_tied": _plain(
+        _config(2, tie_word_embeddings=True), _llama, 2, biases=True, head=False
     ),
-    "b_qwen3_moe": lambda folder: _whole(
-        folder, QWEN3_MOE, _arrays(_qwen3_moe(2, 12)), thinks=True
+    "b_qwen3_moe": _mixture(2, 12, thinks=True),
+    "b_switch_mlp_stacked": _plain({**QWEN3_MOE, "num_experts": 8}, _switch_mlp, 2, 8),
+    "c_sharded": Source(
+        LLAMA,
+        lambda: _arrays(_llama(4)),
+        shards=(0, 10, 25),
+        change=_beside("consolidated.safetensors", "tok_embeddings.weight", Weight("x", (16, 16))),
     ),
-    "b_switch_mlp_stacked": lambda folder: _whole(
-        folder, {**QWEN3_MOE, "num_experts": 8}, _arrays(_switch_mlp(2, 8))
-    ),
-    "c_sharded": _c_sharded,
-    "d_mlx_int4": _mlx(64, 4, "affine", {"group_size": 64, "bits": 4}),
-    "d_mlx_int4_g32": _mlx(32, 4, "affine", {"group_size": 32, "bits": 4}),
-    "d_mlx_int8": _mlx(64, 8, "affine", {"group_size": 64, "bits": 8, "mode": "affine"}),
-    "d_mlx_mixed_4_8": _mlx(64, 4, "affine", _MIXED),
-    "d_mlx_mxfp4": _mlx(32, 4, "mxfp4", {"group_size": 32, "bits": 4, "mode": "mxfp4"}),
-    "d_mlx_nvfp4": _mlx(16, 4, "nvfp4", {"group_size": 16, "bits": 4, "mode": "nvfp4"}),
+    "d_mlx_int4": _mlx(64, 4),
+    "d_mlx_int4_g32": _mlx(32, 4),
+    "d_mlx_int8": _mlx(64, 8, mode="affine"),
+    "d_mlx_mixed_4_8": _mlx(64, 4, mode="affine", lm_head={"group_size": 64, "bits": 8}),
+    "d_mlx_mxfp4": _mlx(32, 4, mode="mxfp4"),
+    "d_mlx_nvfp4": _mlx(16, 4, mode="nvfp4"),
     "e_fp8_block": _fp8(4),
     "e_fp8_block_bf16scale": _fp8(1, scale_dtype=BF16),
-    "e_fp8_moe": _e_fp8_moe,
-    "f_ct_nvfp4": _f_ct_nvfp4,
-    "f_modelopt_nvfp4": _f_modelopt_nvfp4,
-    "g_f16": lambda folder: _whole(
-        folder, {**LLAMA, "torch_dtype": "float16"}, _arrays(_llama(4), F16)
+    "e_fp8_moe": Source(
+        {**QWEN3_MOE, "quantization_config": FP8},
+        lambda: prequantized.fp8_model(_arrays(_qwen3_moe(2, 11))),
     ),
-    "g_f32": lambda folder: _whole(folder, _SINGLE, _arrays(_llama(2), F32)),
-    "h_cohere2_moe": _h_cohere2_moe,
-    "h_gemma4": lambda folder: _whole(
-        folder, architectures.gemma4_config(10), _arrays(architectures.gemma4(10))
+    "f_ct_nvfp4": _nvfp4(2, _COMPRESSED),
+    "f_modelopt_nvfp4": _nvfp4(
+        2,
+        _MODELOPT,
+        lambda folder: _write_json(
+            folder / "hf_quant_config.json",
+            {"quantization": {"quant_algo": "NVFP4", "group_size": 16}},
+        ),
     ),
-    "h_gemma4_moe8": lambda folder: _whole(
-        folder,
-        architectures.gemma4_config(4, 8),
-        _arrays(architectures.gemma4(4, experts=8, keys=64)),
+    "g_f16": _dense(4, F16, torch_dtype="float16"),
+    "g_f32": _dense(2, F32, torch_dtype="float32"),
+    "h_cohere2_moe": Source(_COHERE2, _cohere2_moe),
+    "h_gemma4": _plain(architectures.gemma4_config(10), architectures.gemma4, 10),
+    "h_gemma4_moe8": _plain(
+        architectures.gemma4_config(4, 8), architectures.gemma4, 4, experts=8, keys=64
     ),
-    "h_nemotron_h": lambda folder: _whole(
-        folder, architectures.NEMOTRON_H, _arrays(architectures.nemotron_h())
+    "h_nemotron_h": _plain(architectures.NEMOTRON_H, architectures.nemotron_h),
+    "h_qwen3_5_moe": _plain(architectures.QWEN35_MOE, architectures.qwen35_moe),
+    "x_ambiguous": Source(
+        LLAMA,
+        lambda: _arrays(_llama(1)),
+        change=_beside("model-00001-of-00001.safetensors", "a.weight", Weight("a", (4, 4))),
     ),
-    "h_qwen3_5_moe": lambda folder: _whole(
-        folder, architectures.QWEN35_MOE, _arrays(architectures.qwen35_moe())
+    "x_collision": _with(
+        _nvfp4(1, _COMPRESSED), Q_PROJ, lambda _: Weight("q", (HIDDEN, HIDDEN)).array()
     ),
-    "x_ambiguous": _x_ambiguous,
-    "x_collision": _x_collision,
-    "x_expert_mismatch": _x_expert_mismatch,
+    "x_expert_mismatch": _with(_mixture(1, 4), _ODD_EXPERT, lambda made: made[_ODD_EXPERT][:64]),
     "x_fp8_64": _fp8(1, {**FP8, "weight_block_size": [64, 64]}, block=64),
-    "x_fp8_e5m2": _x_fp8_e5m2,
+    "x_fp8_e5m2": _with(
+        _fp8(1), Q_PROJ, lambda _: Weight("z", (HIDDEN, HIDDEN)).array().astype(F8_E5M2)
+    ),
     "x_fp8_noblock": _fp8(1, None),
-    "x_index_badpath": _x_index_badpath,
-    "x_index_missing_shard": _x_index_missing_shard,
-    "x_no_tensors": lambda folder: _whole(folder, LLAMA, {}),
-    "x_truncated_data": _x_truncated_data,
-    "z_draft": lambda folder: _whole(folder, _DRAFT, _arrays(_llama(1))),
+    "x_index_badpath": replace(_TWO_SHARDS, change=_lead_outside),
+    "x_index_missing_shard": replace(
+        _TWO_SHARDS, change=lambda folder: (folder / "model-00002-of-00002.safetensors").unlink()
+    ),
+    "x_no_tensors": Source(LLAMA, dict),
+    "x_truncated_data": replace(_dense(1), change=_cut),
+    "z_draft": _dense(1),
 }
 
 
@@ -413,5 +406,5 @@ def write_source(root: Path, name: str) -> Path:
     """Write the source checkpoint of that name to ``root``/``name``, and return the folder."""
     folder = root / name
     folder.mkdir(parents=True)
-    SOURCES[name](folder)
+    SOURCES[name].write(folder)
     return folder

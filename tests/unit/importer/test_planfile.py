@@ -276,7 +276,7 @@ def places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
         yield from places(child, (*path, key))
 
 
-EVIL: tuple[Any, ...] = (None, True, 2**63, 1.5, "../../../../etc/passwd", [], {"x": 1})
+EVIL: tuple[Any, ...] = (None, 2**63, 1.5, "../../../../etc/passwd", {"x": 1})
 
 
 def test_whatever_is_changed_ends_in_a_typed_error_or_in_a_plan_that_can_be_carried_out(

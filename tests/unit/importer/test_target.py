@@ -32,7 +32,7 @@ WHOLE = 2**22
 @pytest.fixture(autouse=True)
 def sample(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     """Measure few weights of each tensor: most tests are about what is done with the figures."""
-    monkeypatch.setattr(target, "SAMPLE", 2**14)
+    monkeypatch.setattr(target, "SAMPLE", 2**12)
     return monkeypatch
 
 

@@ -1,10 +1,16 @@
-"""Tasks and shards: each blob is in one task, files stay whole, costs are even."""
+"""Tasks and shards: each blob is in one task, files stay whole, costs are even.
+
+A file with a declared digest is read whole by each task that needs it.
+"""
 
 from __future__ import annotations
 
 import itertools
+import json
 import random
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -12,15 +18,23 @@ import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 from safetensors.numpy import save_file
+from support.checkpoints import normal, safetensors_bytes
+from support.hub import hub
 from support.many import sharded_checkpoint
+from support.servers import server
 
+import blobstore
+from blobstore.errors import CorruptDataError
 from blobstore.importer import worker as tasks
 from blobstore.importer.outputs import PlannedBlob
 from blobstore.importer.run import plan_import
+from blobstore.importer.schedule import FarWork
+from blobstore.importer.segments import Buffer, LoadedSegment, Segment
 from blobstore.importer.worker import Task, shard_of, tasks_of
 from blobstore.io.ranges import FileReader, Identity
 from blobstore.names import Digest
-from blobstore.source.folders import LocalFolder, SourceTensor
+from blobstore.source.folders import Folder, LocalFolder, SourceTensor
+from blobstore.store.memory import MemoryStore
 
 
 class Costly(Task):
@@ -111,3 +125,58 @@ class Declaring(LocalFolder):
         reader = super().open(name, identity)
         reader.declared = Digest.of(name.encode())
         return reader
+
+
+@contextmanager
+def published(checkpoint: Path) -> Iterator[Folder]:
+    """Give a checkpoint as a hub serves it: with a digest of each file."""
+    with server() as running:
+        running.play(hub(checkpoint))
+        with blobstore.open_folder("hf://org/name", endpoint=running.at("").rstrip("/")) as folder:
+            yield folder
+
+
+def test_each_file_is_read_whole_by_the_tasks_that_need_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tasks, "_LEAST_UNIT", 0)
+    checkpoint = tmp_path / "m"
+    checkpoint.mkdir()
+    experts = [f"model.layers.{n // 8}.mlp.experts.{n % 8}.up_proj.weight" for n in range(32)]
+    for number, names in enumerate((experts[:11], experts[11:22], experts[22:]), 1):
+        tensors = {name: normal(name, 64, 64) for name in names}  # each file ends in a layer
+        file = checkpoint / f"model-0000{number}-of-00003.safetensors"
+        file.write_bytes(safetensors_bytes(tensors))
+    sizes = {path.name: path.stat().st_size for path in checkpoint.glob("*.safetensors")}
+    fetched: Counter[str] = Counter()
+    fetch = FarWork._fetch  # headers are read in other ways
+
+    def count(self: FarWork, segment: Segment, buffer: Buffer) -> LoadedSegment:
+        fetched[segment.file.name] += segment.nbytes
+        return fetch(self, segment, buffer)
+
+    monkeypatch.setattr(FarWork, "_fetch", count)
+    home, plan = MemoryStore(), tmp_path / "plan.json"
+    with published(checkpoint) as folder:
+        blobstore.write_plan(plan_import(folder), plan)
+        for index in range(3):
+            assert blobstore.work_on_plan(plan, shard=(index, 3), store=home, source=folder).made
+        assert all(fetched[name] in (size, 2 * size) for name, size in sizes.items())
+        made = blobstore.commit_plan(plan, "m", store=home, source=folder)
+        assert made.digest == blobstore.import_model(folder, "m", store=MemoryStore()).digest
+
+
+def test_a_worker_to_which_the_server_declares_another_digest(tmp_path: Path) -> None:
+    """It would not hash a file that the others take for hashed."""
+    plan = tmp_path / "plan.json"
+    with published(sharded_checkpoint(tmp_path / "m", 2)) as folder:
+        blobstore.write_plan(plan_import(folder), plan)
+        document = json.loads(plan.read_bytes())
+        files = document["source"]["files"]
+        name = next(name for name in files if name.endswith(".safetensors"))
+        state = files[name].rpartition(" sha256:")[0]
+        for declared in ("", f" {Digest.of(b'')}"):
+            files[name] = state + declared
+            plan.write_text(json.dumps(document))
+            with pytest.raises(CorruptDataError, match="written to since the plan"):
+                blobstore.work_on_plan(plan, store=MemoryStore(), source=folder)
