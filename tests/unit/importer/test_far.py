@@ -168,7 +168,6 @@ def killed(
 def test_killed_imports_go_on_also_after_damage(killed: list[Store], several: Path) -> None:
     assert len(killed) > 20
     want = outcome(several, MemoryStore(), quant="int4")
-    recalled = []
     for number, left in enumerate(killed[::7]):
         for path in left.root.glob(".blobstore/*/**/sha256-*"):
             match number % 4:
@@ -180,10 +179,7 @@ def test_killed_imports_go_on_also_after_damage(killed: list[Store], several: Pa
                     data = bytearray(path.read_bytes() or b"?")
                     data[len(data) // 2] ^= 1
                     path.write_bytes(data)
-        done = blobstore.import_model(several, "m", store=left, quant="int4")
-        assert str(done.digest) == want
-        recalled.append(done.recalled)
-    assert any(recalled)  # how many depends on how far the makers are behind
+        assert outcome(several, left, quant="int4") == want
 
 
 def test_wrong_bytes_before_a_cut_are_found_after_it(several: Path, store: Store) -> None:

@@ -19,7 +19,6 @@ from blobstore.importer.options import ImportOptions
 from blobstore.importer.plan import make_plan
 from blobstore.importer.writing import least_memory
 from blobstore.kernels.arrays import Array
-from blobstore.store.local.session import LocalSession
 from blobstore.store.local.store import Store, open_store
 
 UP = "model.layers.0.mlp.up_proj.weight"
@@ -140,17 +139,4 @@ def test_an_error_of_the_progress_function_is_that_error(
     with chunks_of(LEAST), pytest.raises(kind):
         blobstore.import_model(source, store=store, quant="int4", jobs=jobs, progress=progress)
     assert list(store.models()) == []
-    assert list(store.root.glob(".blobstore/tmp/*")) == []
-
-
-@pytest.mark.parametrize("jobs", [1, 8])
-def test_an_error_in_noting_a_finished_blob_is_that_error(
-    source: Path, store: Store, monkeypatch: pytest.MonkeyPatch, jobs: int
-) -> None:
-    def refuse(*_: object) -> None:
-        raise StorageError("the disk is full")
-
-    monkeypatch.setattr(LocalSession, "note", refuse)
-    with chunks_of(LEAST), pytest.raises(StorageError, match="the disk is full"):
-        blobstore.import_model(source, store=store, jobs=jobs)
     assert list(store.root.glob(".blobstore/tmp/*")) == []
