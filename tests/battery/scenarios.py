@@ -26,7 +26,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 from urllib.error import HTTPError
 from urllib.request import Request, urlopen
 
@@ -95,10 +95,19 @@ class World:
         return {key: text for key, text in named.items() if "{" not in text}
 
     def start(
-        self, words: list[str], folder: Path, more: dict[str, str], stdin: Path | None = None
+        self,
+        words: list[str],
+        folder: Path,
+        more: dict[str, str],
+        stdin: Path | None = None,
+        pipe: Path | None = None,
     ) -> tuple[int, Path, Path]:
-        """Start a command in a forked process; return its id, and the files of its output."""
+        """Start a command in a forked process; return its id, and the files of its output.
+
+        ``pipe``: a named pipe instead of the first file.
+        """
         out, err = (self.root / f"{time.monotonic_ns()}.{name}" for name in ("out", "err"))
+        out = pipe or out
         sys.stdout.flush()
         if pid := os.fork():
             return pid, out, err
@@ -244,7 +253,7 @@ class _Run:
         self.folder = world.root / scenario.name
         (self.folder / "home").mkdir(parents=True)
         self._places = {**scenario.words, **world.places, "bucket": f"s3://models/{scenario.name}"}
-        self._server: tuple[int, Path, Path] | None = None
+        self._server: tuple[int, IO[str], Path] | None = None
         for name, text in scenario.files.items():
             path = self.folder / name
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -303,17 +312,19 @@ class _Run:
 
     def serve(self, *words: str) -> dict[str, Any]:
         """Start ``blobstore serve`` and wait for the line with its address."""
-        self._server = self._world.start(["serve", "--port", "0", *words], self.folder, {})
-        pid, out, err = self._server
-        until = time.monotonic() + _PATIENCE_S
-        while time.monotonic() < until:
-            time.sleep(0.02)
-            if out.exists() and "\n" in out.read_text():
-                break
-            if os.waitpid(pid, os.WNOHANG)[0]:
-                self._server = None
-                return {"exit": "ended", "words": self._lines(err.read_text())}
-        line = out.read_text().splitlines()[0]
+        pipe = self._world.root / f"{self.folder.name}.pipe"
+        os.mkfifo(pipe)
+        command = ["serve", "--port", "0", *words]
+        pid, _, err = self._world.start(command, self.folder, {}, pipe=pipe)
+        output = pipe.open()
+        pipe.unlink()
+        line = output.readline()
+        if not line:
+            output.close()
+            os.waitpid(pid, 0)
+            return {"exit": "ended", "words": self._lines(err.read_text())}
+        self._server = pid, output, err
+        line = line.rstrip("\n")
         self._places["host"] = line.rpartition("//")[2].rstrip("/")
         manifest = self.folder / "store/manifests/registry.ollama.ai/library/a/latest"
         if manifest.exists():
@@ -324,10 +335,11 @@ class _Run:
         """End the server as Ctrl-C does."""
         if self._server is None:
             return {"exit": "ended before"}
-        pid, _, err = self._server
+        pid, output, err = self._server
         self._server = None
         os.kill(pid, signal.SIGINT)
         _, status = os.waitpid(pid, 0)
+        output.close()
         return {"exit": os.waitstatus_to_exitcode(status), "words": self._lines(err.read_text())}
 
     def ask(self, method: str, target: str, *more: str) -> dict[str, Any]:

@@ -59,17 +59,6 @@ def perplexity_of(predicted: list[Any], ids: Any) -> float:
     return math.exp(sum(lost) / (len(lost) * (LENGTH - 1)))
 
 
-def heldout(fixture: Path, sequences: int = SEQUENCES) -> Any:
-    """Return the fixture's first held-out sequences."""
-    return np.load(fixture / "heldout_ids.npy").reshape(-1, LENGTH)[:sequences].astype(np.int32)
-
-
-def perplexity(model: Any, fixture: Path, sequences: int = SEQUENCES) -> float:
-    """Return exp of the mean negative log-likelihood of the fixture's first held-out sequences."""
-    ids = heldout(fixture, sequences)
-    return perplexity_of(predictions(model, ids), ids)
-
-
 def dequantized(name: str, store: blobstore.Store, folder: Path) -> Path:
     """Write the values of a stored model to a folder, as a float32 checkpoint, and return it."""
     folder.mkdir(exist_ok=True)
@@ -92,7 +81,8 @@ class Bench:
         self.fixture = fixture
         self._folder = Path(folder)
         self._store = blobstore.open_store(folder)
-        self._ids = heldout(fixture)
+        ids = np.load(fixture / "heldout_ids.npy").reshape(-1, LENGTH)
+        self._ids = ids[:SEQUENCES].astype(np.int32)
         self._reference = self._predictions()
 
     def _predictions(self, **options: Any) -> list[Any]:

@@ -26,7 +26,6 @@ TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "generation_config
 POOL = 2**24  # numbers
 RUN = 2**21  # numbers taken from one place of the pool; then comes another place
 SHARD = 500_000_000
-COMPLETE = "complete"
 FULL_SIZE_GB = 1.85  # what the goals are for; everything else is scaled with it
 
 Array = np.ndarray[Any, Any]
@@ -193,12 +192,6 @@ class Weights:
             start = state % (POOL - wanted + 1)
             yield self._pool[start : start + wanted]
 
-    def array(self, name: str, rows: int, cols: int) -> Array:
-        """Return a BF16 matrix that owns its memory."""
-        bits = np.concatenate(list(self.runs(name, rows * cols)))
-        matrix: Array = bits.view(ml_dtypes.bfloat16).reshape(rows, cols)
-        return matrix
-
 
 def write_file(path: Path, shapes: Shapes, weights: Weights) -> None:
     """Write a .safetensors file."""
@@ -229,7 +222,7 @@ def write_folder(folder: Path, sizes: Mapping[str, int], shapes: Shapes, weights
 
 @dataclass(frozen=True)
 class Sources:
-    """The checkpoints of one run, each made when it is first asked for.
+    """The checkpoints of one run, each written anew by its method.
 
     ``size_gb`` is that of the folder in shards; the others keep their proportion to it.
     """
@@ -265,33 +258,15 @@ class Sources:
 
     def many(self, count: int) -> Path:
         """Return a file of ``count`` tensors of 4 KB."""
-        folder = self._reserve(f"many-{count}", {"count": count})
-        path = folder / f"many-{count}.safetensors"
-        if not (folder / COMPLETE).exists():
-            names = sorted(f"model.layers.{number}.mlp.up_proj.weight" for number in range(count))
-            write_file(path, dict.fromkeys(names, (32, 64)), self.weights)
-            (folder / COMPLETE).touch()
+        path = self.root / f"many-{count}.safetensors"
+        names = sorted(f"model.layers.{number}.mlp.up_proj.weight" for number in range(count))
+        write_file(path, dict.fromkeys(names, (32, 64)), self.weights)
         return path
 
     def _folder(self, name: str, sizes: Mapping[str, int], shapes: Shapes) -> Path:
-        outer = self._reserve(name, {"sizes": sizes, "shapes": shapes})
-        folder = outer / name
-        if not (outer / COMPLETE).exists():
-            folder.mkdir()
-            write_folder(folder, sizes, shapes, self.weights)
-            (outer / COMPLETE).touch()
-        return folder
-
-    def _reserve(self, name: str, what: Mapping[str, Any]) -> Path:
-        """Return the folder for a source.
-
-        It is empty, or complete from an earlier run with ``--keep``.
-        """
-        described = zlib.crc32(json.dumps(what).encode())
-        folder = self.root / f"{name}-{described:08x}"
-        if folder.exists() and not (folder / COMPLETE).exists():
-            shutil.rmtree(folder)
-        folder.mkdir(parents=True, exist_ok=True)
+        folder = self.root / name
+        folder.mkdir()
+        write_folder(folder, sizes, shapes, self.weights)
         return folder
 
 

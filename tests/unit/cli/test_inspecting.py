@@ -22,12 +22,10 @@ from support.checkpoints import (
 from support.commands import Cli, cells, table
 from support.packed import PACKED
 from support.sparse import header, write_sparse, write_sparse_folder
-from support.stores import commit_model
 
 import blobstore
 
 UP = "model.layers.0.mlp.up_proj.weight"
-NORM = "model.layers.0.input_layernorm.weight"
 HOSTILE = {
     "a\x1b[2J\x07b": "an escape sequence and a bell",
     "right\u202eto\u200fleft": "bidirectional marks",
@@ -262,31 +260,13 @@ def test_quality_of_a_model_that_is_not_quantized(cli: Cli, source: Path) -> Non
     assert cli.json("quality", "m", "--against", source)["model"] == none | {"saturated": 0}
 
 
-QUALITY_ERRORS = {
-    "source": (["m", "--against", "nowhere"], 1, "nowhere"),
-    "no source": (["m"], 2, "--against"),
-    "kind": (["gguf", "--against", "tiny"], 1, "GGUF"),
-    "tensor": (["m", "--against", "few"], 1, "has no tensor 'lm_head.weight'"),
-    "shape": (["m", "--against", "wide"], 1, f"'{UP}' is int4 [128, 64] in the model"),
-    "bytes": (["m", "--against", "other"], 1, f"'{NORM}' is stored unquantized, and its bytes are"),
-    "cut": (["m", "--against", "cut"], 1, "model.safetensors"),
-}
-
-
-@pytest.mark.parametrize("case", QUALITY_ERRORS)
-def test_errors_of_quality(
-    cli: Cli, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, case: str
-) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_errors_of_quality(cli: Cli, source: Path, tmp_path: Path) -> None:
     cli.text("import", source, "m", "--quant", "int4")
-    commit_model(cli.store, "gguf")
-    write_checkpoint(Path("few"), {UP: normal("x", 128, 64)})
-    write_checkpoint(Path("wide"), small_tensors() | {UP: normal("x", 64, 128)})
-    write_checkpoint(Path("other"), small_tensors() | {NORM: normal("other", 64)})
-    cut = write_checkpoint(Path("cut")) / "model.safetensors"
-    cut.write_bytes(cut.read_bytes()[:-1])
-    words, code, says = QUALITY_ERRORS[case]
-    assert says in cli.refused("quality", *words, code=code)
+    wide = write_checkpoint(tmp_path / "wide", small_tensors() | {UP: normal("x", 64, 128)})
+    says = f"'{UP}' is int4 [128, 64] in the model"
+    assert says in cli.refused("quality", "m", "--against", wide, code=1)
+    assert "nowhere" in cli.refused("quality", "m", "--against", "nowhere", code=1)
+    assert "--against" in cli.refused("quality", "m")
 
 
 # report, quality --plot and plan --html
