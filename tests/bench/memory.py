@@ -39,11 +39,12 @@ def main() -> None:
 
 def measure(sources: Sources) -> None:
     """Print the rows."""
+    mixture = sources.mixture()
     checkpoints = {
         "folder in shards": (sources.shards(), ()),
         "one tensor of 2 GB": (sources.one_tensor(), ()),
-        "experts of 3 GB, packed": (sources.mixture(), ("--experts", "packed")),
-        "experts of 3 GB, stacked": (sources.mixture(), ("--experts", "stacked")),
+        "experts of 3 GB, packed": (mixture, ("--experts", "packed")),
+        "experts of 3 GB, stacked": (mixture, ("--experts", "stacked")),
     }
     for count in (int(sources.scale * count) for count in COUNTS):
         checkpoints[f"{count:,} tensors of 4 KB"] = (sources.many(count), ())
