@@ -65,36 +65,32 @@ def write_far_checkpoint(folder: Path) -> Path:
 class FarRig:
     """Running servers of one checkpoint: `play` changes their answers, ``nbytes`` is its size.
 
-    ``refused`` counts requests with signed addresses that had expired.
+    ``single_use``: a signed address is good for one request. ``refused`` counts the others.
     """
 
     address: str
     endpoint: str
     nbytes: int
+    single_use: bool = False
     refused: int = 0
     _parts: list[tuple[Server, Answer]] = field(default_factory=list)
     _scripts: list[Script] = field(default_factory=list)
     _numbers: Iterator[int] = field(default_factory=count)
     _used: set[str] = field(default_factory=set)
-    _expired: set[str] = field(default_factory=set)
 
     def play(self, change: Change = lambda answer: answer) -> None:
         """Change the correct answers of all servers; without a change they are correct again."""
         self._scripts = [running.play(change(answer)) for running, answer in self._parts]
-
-    def expire(self) -> None:
-        """Refuse the signed addresses that were used before; new ones are good for one use."""
-        self._expired |= self._used
 
     def signed(self, address: str) -> str:
         """Return the address with a signature."""
         return f"{address}?signature={next(self._numbers)}"
 
     def checking(self, answer: Answer) -> Answer:
-        """Return the answers of a server that refuses addresses that have expired."""
+        """Return the answers of a server that refuses addresses that were used before."""
 
         def checked(asked: Asked) -> Iterable[bytes]:
-            if asked.target in self._expired:
+            if self.single_use and asked.target in self._used:
                 self.refused += 1
                 return reply(403, body=b"expired")
             self._used.add(asked.target)

@@ -194,10 +194,9 @@ def versioned(table: Mapping[str, bytes]) -> Answer:
 
 
 class Alarm:
-    """Calls when ``after`` bytes are on their way, once or each time. Several servers share it."""
+    """Calls once when ``after`` bytes are on their way. Several servers share it."""
 
-    def __init__(self, after: int, call: Callable[[], object], *, repeats: bool = False) -> None:
-        self._again = after if repeats else None
+    def __init__(self, after: int, call: Callable[[], object]) -> None:
         self._left = after
         self._call = call
         self._lock = threading.Lock()
@@ -220,8 +219,6 @@ class Alarm:
             with self._lock:
                 is_due = 0 <= self._left < len(piece)
                 self._left -= len(piece)
-                if is_due and self._again is not None:
-                    self._left = self._again
             if is_due:
                 self._call()
             yield piece
