@@ -24,76 +24,50 @@ LEVELS = {
     "avx512": ("-march=x86-64-v4", "-w"),
     "armv8": ("-march=armv8-a+crypto",),
 }
+KERNELS = ("plain", "x86_64_v3", "x86_64_v4")
+HASHES = ("plain", "sha_ni", "avx2", "avx512")
+ARM = "aarch64-linux-gnu-g++"
+
+pytestmark = [pytest.mark.long, pytest.mark.timeout(600)]
 
 
-def built(
-    folder: Path,
-    compiler: str,
-    room: str,
-    targets: tuple[str, ...],
-    *more: str,
-) -> Path:
-    """Return the program ``room``.cpp with the files ``targets``, as CMakeLists.txt says."""
+def hashes(
+    folder: Path, compiler: str, room: str, targets: tuple[str, ...], *more: str
+) -> dict[str, str]:
+    """Return what ``room``.cpp with the files ``targets`` prints, built as CMakeLists.txt says."""
+    emulator = ["qemu-aarch64"] if compiler == ARM else []
+    if missing := [tool for tool in (compiler, *emulator) if shutil.which(tool) is None]:
+        pytest.skip(f"NOT SHOWN: arm64 equals x86; there is no {', '.join(missing)}")
     folder.mkdir()
     place = SOURCE / ("hashing" if room == "sha256" else "kernels")
     flags = [compiler, "-std=c++20", "-O3", "-ffp-contract=off", "-Wno-psabi", f"-I{place}", *more]
-    objects = []
-    for target in targets:
-        objects.append(str(folder / f"{target}.o"))
-        subprocess.run(
-            [*flags, *LEVELS[target], "-c", str(place / f"{target}.cpp"), "-o", objects[-1]],
-            check=True,
-        )
-    program = folder / "program"
-    main = ROOT / "tests" / "cross" / f"{room}.cpp"
-    subprocess.run([*flags, str(main), *objects, "-o", str(program)], check=True)
-    return program
-
-
-def hashes(*command: str | Path) -> dict[str, str]:
-    lines = subprocess.check_output(command, text=True).splitlines()
+    objects = [str(folder / f"{target}.o") for target in targets]
+    for target, output in zip(targets, objects, strict=True):
+        source = str(place / f"{target}.cpp")
+        subprocess.run([*flags, *LEVELS[target], "-c", source, "-o", output], check=True)
+    program = str(folder / "program")
+    main = str(ROOT / "tests" / "cross" / f"{room}.cpp")
+    subprocess.run([*flags, main, *objects, "-o", program], check=True)
+    lines = subprocess.check_output([*emulator, program], text=True).splitlines()
     return dict(line.split() for line in lines)
 
 
-def require(*tools: str) -> None:
-    if missing := [tool for tool in tools if shutil.which(tool) is None]:
-        pytest.skip(f"NOT SHOWN: arm64 equals x86; there is no {', '.join(missing)}")
+@pytest.mark.parametrize(
+    ("room", "here", "there", "methods"),
+    [
+        ("kernels", KERNELS, ("plain", "neon"), {"plain", "neon"}),
+        ("sha256", HASHES, ("plain", "armv8"), {"plain-1", "armv8-1", "armv8-2", "armv8-4"}),
+    ],
+)
+def test_arm64_gives_the_bits_of_x86(
+    tmp_path: Path, room: str, here: tuple[str, ...], there: tuple[str, ...], methods: set[str]
+) -> None:
+    on_arm = hashes(tmp_path / "arm64", ARM, room, there, "-static")
+    on_x86 = hashes(tmp_path / "x86", "g++", room, here, "-static")
+    assert set(on_arm) == methods
+    assert len({*on_arm.values(), *on_x86.values()}) == 1
 
 
-def there_and_here(
-    tmp_path: Path, room: str, x86: tuple[str, ...], arm: tuple[str, ...]
-) -> tuple[dict[str, str], dict[str, str]]:
-    """Return the hashes of both processors."""
-    require("g++", "aarch64-linux-gnu-g++", "qemu-aarch64")
-    here = built(tmp_path / "x86", "g++", room, x86, "-static")
-    there = built(tmp_path / "arm64", "aarch64-linux-gnu-g++", room, arm, "-static")
-    return hashes("qemu-aarch64", there), hashes(here)
-
-
-@pytest.mark.long
-@pytest.mark.timeout(600)
-def test_arm64_gives_the_bits_of_x86(tmp_path: Path) -> None:
-    there, here = there_and_here(
-        tmp_path, "kernels", ("plain", "x86_64_v3", "x86_64_v4"), ("plain", "neon")
-    )
-    assert set(there) == {"plain", "neon"}
-    assert len({*here.values(), *there.values()}) == 1
-
-
-@pytest.mark.long
-@pytest.mark.timeout(600)
-def test_arm64_gives_the_digests_of_x86(tmp_path: Path) -> None:
-    there, here = there_and_here(
-        tmp_path, "sha256", ("plain", "sha_ni", "avx2", "avx512"), ("plain", "armv8")
-    )
-    assert set(there) == {"plain-1", "armv8-1", "armv8-2", "armv8-4"}
-    assert len({*here.values(), *there.values()}) == 1
-
-
-@pytest.mark.long
-@pytest.mark.timeout(600)
 def test_sanitizers_find_nothing_in_sha256(tmp_path: Path) -> None:
-    require("g++")
-    methods = ("plain", "sha_ni", "avx2", "avx512")
     flags = ("-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-g")
-    assert hashes(built(tmp_path / "sanitized", "g++", "sha256", methods, *flags))
+    assert hashes(tmp_path / "sanitized", "g++", "sha256", HASHES, *flags)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from typing import Any
 
-from hypothesis import assume, given, strategies as st
+from hypothesis import assume, given, settings, strategies as st
 from support.chunks import chunks_of
 from support.inventories import inventory, source_tensor
 
@@ -34,13 +34,9 @@ def sources(draw: st.DrawFn) -> list[SourceTensor]:
 
     The copied ones have other dtypes, or are empty, or scalars.
     """
+    up = "model.layers.{}.mlp.up_proj.weight"
     tensors = [
-        source_tensor(
-            f"model.layers.{number}.mlp.up_proj.weight",
-            draw(ROWS),
-            draw(COLUMNS),
-            dtype=draw(FLOATS),
-        )
+        source_tensor(up.format(number), draw(ROWS), draw(COLUMNS), dtype=draw(FLOATS))
         for number in range(draw(st.integers(0, 4)))
     ]
     tensors += [
@@ -147,6 +143,7 @@ def check_sources(blob: PlannedBlob, runs: list[Run]) -> None:
     assert sum(run.source_bytes for run in runs) == blob.source_bytes
 
 
+@settings(max_examples=50)
 @given(sources(), OPTIONS, st.sampled_from([1024, 4096, 4096, 65_536, 4 * 2**20]))
 def test_runs_cover_a_blob_once(
     tensors: list[SourceTensor], options: dict[str, Any], chunk: int

@@ -14,22 +14,15 @@ TEXTS = {
     "spaces": (" \t FROM \t a b \t\n\n", [("from", "", "a b")]),
     "quotes": ('SYSTEM " a "', [("system", "", " a ")]),
     "quotes inside": ('SYSTEM a "b" c', [("system", "", 'a "b" c')]),
-    "quotes at the end only": ('SYSTEM a"', [("system", "", 'a"')]),
     "empty": ("SYSTEM \nSYSTEM ''", [("system", "", ""), ("system", "", "''")]),
-    "empty triple": ('SYSTEM """"""', [("system", "", "")]),
     "five quotes go on": ('SYSTEM """""\n"""', [("system", "", '""\n')]),
     "several lines": ('SYSTEM """\na "b"\n\nc""" \n', [("system", "", '\na "b"\n\nc')]),
-    "spaces before the line break": ('SYSTEM "a \t\n\nb"', [("system", "", "a \t\n\nb")]),
     "text after the closing quotes": ('SYSTEM "a" b\nc"', [("system", "", 'a" b\nc')]),
-    "no escapes": (r'SYSTEM "a\"', [("system", "", "a\\")]),
-    "CRLF": ("FROM a\r\nSYSTEM b\r\n", [("from", "", "a"), ("system", "", "b")]),
     "CRLF is kept in quotes": ('SYSTEM "a\r\nb"\r\n', [("system", "", "a\r\nb")]),
     "CR": ("FROM a\rSYSTEM b", [("from", "", "a"), ("system", "", "b")]),
     "comments": ("# FROM x\n  # y\nFROM a # b\n#", [("from", "", "a # b")]),
     "parameter": ("PARAMETER   top_k\t1 ", [("parameter", "top_k", "1")]),
-    "parameter without text": ("PARAMETER stop \n", [("parameter", "stop", "")]),
     "message": ('MESSAGE user "a: b"', [("message", "user", "a: b")]),
-    "beyond Latin": ("SYSTEM é\t漢 🙂", [("system", "", "é\t漢 🙂")]),
     "only comments": ("#\n # ", []),
 }
 
@@ -50,9 +43,6 @@ def test_characters_that_do_not_print_are_left_out_and_counted() -> None:
     (command,), dropped = read_script(text.encode(), "Modelfile")
     assert (command.name, command.text) == ("system", "ab[31mcde")
     assert dropped == 9
-
-
-def test_characters_that_this_python_does_not_know_are_kept() -> None:
     # U+0378 is in no version of Unicode so far; U+FFFE never will be.
     (command,), _ = read_script("SYSTEM a\u0378\ufffe".encode(), "Modelfile")
     assert command.text == "a\u0378\ufffe"
@@ -71,13 +61,10 @@ def test_every_command_knows_its_line() -> None:
 
 BAD = {
     "FROM a\n  @b c": "line 2: unknown command '@b'",
-    "FROM: a": "line 1: unknown command 'FROM:'",
     "\nSYSTEM\nFROM a": "line 2: SYSTEM has no value",
     "PARAMETER \nstop a": "line 1: PARAMETER needs a name and a value",
-    "PARAMETER top-k 1": "line 1: PARAMETER needs a name and a value",
     "MESSAGE user: hello": "line 1: MESSAGE needs a role and a text",
     'FROM a\nSYSTEM """b"" \nLICENSE c\n': 'line 2: SYSTEM: the quotes """ are never closed',
-    'SYSTEM "a" b': 'line 1: SYSTEM: the quotes " are never closed',
 }
 
 
@@ -87,35 +74,20 @@ def test_what_is_no_modelfile_names_the_line_and_the_command(text: str) -> None:
         read_script(text.encode(), "the file")
 
 
-@pytest.mark.parametrize(
-    ("raw", "place"),
-    [
-        (b"FROM \xff", "UTF-8 text at byte 5"),
-        (b"FROM \xed\xa0\x80", "UTF-8 text at byte 5"),
-        (b"\xff\xfeF\0\0\xd8", "UTF-16 text at byte 4"),
-    ],
-)
-def test_bytes_that_are_no_text_are_refused(raw: bytes, place: str) -> None:
-    with pytest.raises(DocumentError, match=f"Modelfile is not {place}"):
-        read_script(raw, "Modelfile")
-
-
-def test_a_modelfile_of_100_mb_is_refused_before_it_is_decoded() -> None:
-    with pytest.raises(LimitExceededError, match="100,000,000 bytes, at most 4,194,304"):
+def test_bytes_that_are_no_text_are_refused() -> None:
+    for raw, place in ((b"FROM \xff", "UTF-8 text at byte 5"), (b"\xff\xfeF\0\0\xd8", "byte 4")):
+        with pytest.raises(DocumentError, match=place):
+            read_script(raw, "Modelfile")
+    with pytest.raises(LimitExceededError, match="100,000,000 bytes"):
         read_script(b"\xff" * 100_000_000, "Modelfile")
 
 
-HOSTILE = {
-    "lines of an open quote": b'SYSTEM "' + b"\n \n" * 300_000,
-    "spaces of an open quote": b'SYSTEM """' + b" " * 1_000_000,
-    "quotes": b'SYSTEM """' + b'"" ' * 300_000,
-}
+HOSTILE = (b'SYSTEM "' + b"\n \n" * 300_000, b'SYSTEM """' + b'"" ' * 300_000)
 
 
-@pytest.mark.parametrize("name", HOSTILE)
-def test_a_megabyte_of_what_ollama_reads_in_quadratic_time(name: str) -> None:
+def test_a_megabyte_of_what_ollama_reads_in_quadratic_time() -> None:
     """Reading the whole value at every space, as Ollama does, takes minutes; this a second."""
-    try:
-        read_script(HOSTILE[name], "Modelfile")
-    except DocumentError as error:
-        assert len(str(error)) < 300  # noqa: PT017  # either may happen; a message never holds the file
+    for raw in HOSTILE:
+        with pytest.raises(DocumentError) as caught:
+            read_script(raw, "Modelfile")
+        assert len(str(caught.value)) < 300

@@ -20,12 +20,11 @@ from blobstore.errors import (
     LimitExceededError,
     NotFoundError,
 )
-from blobstore.formats import documents
 from blobstore.formats.documents import MAX_LAYERS, Draft, Manifest, ModelConfig
-from blobstore.formats.strictjson import validated
 from blobstore.inspection.listing import BrokenModel, list_models
 from blobstore.names import ModelName
 from blobstore.store.local.store import Store
+from blobstore.store.references import needs_of
 
 # Good manifests that a store can't keep its side of: the error, and the digest that it names.
 ABOUT_A_STORE: dict[str, tuple[type[BlobStoreError], str]] = {
@@ -71,17 +70,11 @@ def test_an_image_index_is_called_so() -> None:
     assert "image index" in str(refusal(lambda: Manifest.parse(raw)))
 
 
-def test_a_manifest_of_too_many_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
-    raw = find("manifest", "manifest-size-5MiB").data
-    assert Manifest.parse(raw).raw == raw
-    monkeypatch.setattr(documents, "MAX_MANIFEST", 4 * 2**20)
-    error = refusal(lambda: Manifest.parse(raw))
-    assert isinstance(error, LimitExceededError)
-    assert error.rule == "M1"
-
-
 def test_one_layer_beyond_the_limit() -> None:
-    assert isinstance(refusal(lambda: Manifest.parse(layers(MAX_LAYERS + 1))), LimitExceededError)
+    raw = layers(MAX_LAYERS + 1)
+    assert isinstance(refusal(lambda: Manifest.parse(raw)), LimitExceededError)
+    with pytest.raises(LimitExceededError):
+        needs_of(raw, "manifest")
 
 
 def link(store: Store, raw: bytes) -> None:
@@ -108,23 +101,6 @@ def test_a_manifest_that_the_store_does_not_bear_out(
     assert error.model == str(NAME)
 
 
-def test_beside_a_broken_manifest_no_blob_is_removed_until_it_is(
-    store: Store, tmp_path: Path
-) -> None:
-    blobstore.import_model(write_checkpoint(tmp_path / "small"), "small", store=store)
-    blobs = sorted((store.root / "blobs").iterdir())
-    link(store, find("manifest", "manifest-index-type").data)
-    broken, small = list_models(store)
-    assert isinstance(broken, BrokenModel)
-    assert (broken.name, str(small.name)) == (NAME, "small:latest")
-    removal = store.remove(ModelName.parse("small"))
-    assert removal.removed == ()
-    assert str(NAME) in str(removal.reason)
-    assert sorted((store.root / "blobs").iterdir()) == blobs
-    store.remove(NAME)
-    assert list(list_models(store)) == []
-
-
 LAYER = {"mediaType": "x", "digest": f"sha256:{'0' * 64}", "size": 5}
 CONFIG_LAYER = {"mediaType": "y", "digest": f"sha256:{'1' * 64}", "size": 7}
 TWICE = {"schemaVersion": 2, "mediaType": "z", "config": CONFIG_LAYER, "layers": [LAYER, LAYER]}
@@ -136,27 +112,19 @@ def test_a_blob_that_two_layers_share_counts_once() -> None:
 
 
 @pytest.mark.parametrize(
-    ("changed", "says"),
+    ("changed", "place"),
     [
-        ({"schemaVersion": 2.0}, "document: schemaVersion is not 2"),
-        ({"schemaVersion": 1}, "schemaVersion: Input should be 2"),
-        ({"layers": {}}, "layers: Input should be a valid tuple"),
-        ({"layers": [LAYER, 1]}, "layers.1: Input should be a valid dictionary or instance of De"),
-        ({"layers": [LAYER | {"size": -1}]}, "layers.0.size: Input should be greater than or equ"),
-        ({"layers": [LAYER | {"digest": "x"}]}, "layers.0.digest: not a digest (sha256: and 64"),
-        ({"config": {"mediaType": "m"}}, "config.digest: Field required"),
-        ({"mediaType": "x" * 256}, "mediaType: String should have at most 255 characters"),
+        ({"schemaVersion": 2.0}, "schemaVersion"),
+        ({"layers": [LAYER, 1]}, "layers.1"),
+        ({"layers": [LAYER | {"size": -1}]}, "layers.0.size"),
+        ({"layers": [LAYER | {"digest": "x"}]}, "layers.0.digest"),
+        ({"config": {"mediaType": "m"}}, "config.digest"),
+        ({"mediaType": "x" * 256}, "mediaType"),
     ],
 )
-def test_a_wrong_manifest_is_named_by_its_place(changed: dict[str, Any], says: str) -> None:
-    with pytest.raises(DocumentError) as error:
-        validated(Manifest, {**TWICE, **changed}, "manifest", "M1")
-    assert error.value.message.startswith(f"manifest: {says}")
-
-
-def test_a_manifest_without_its_version_is_refused() -> None:
-    with pytest.raises(DocumentError, match="schemaVersion is missing"):
-        Manifest.parse(json.dumps({"layers": [LAYER]}).encode())
+def test_a_wrong_manifest_is_named_by_its_place(changed: dict[str, Any], place: str) -> None:
+    with pytest.raises(DocumentError, match=f"{place}[: ]"):
+        Manifest.parse(json.dumps({**TWICE, **changed}).encode())
 
 
 PLAIN = (
@@ -185,16 +153,12 @@ def test_a_config_has_ollamas_key_order_and_the_draft_after_the_capabilities() -
     assert ModelConfig.parse(config.encode()) == config
 
 
-@pytest.mark.parametrize(
-    "draft",
-    [{}, {"architecture": "X"}, {"config": "draft/config.json", "model_format": "safetensors"}],
-)
-def test_a_draft_is_read_leniently_and_keeps_what_it_has(draft: dict[str, str]) -> None:
-    config = ModelConfig.parse(json.dumps({"model_format": "safetensors", "draft": draft}).encode())
-    assert json.loads(config.encode())["draft"] == draft
-
-
-@pytest.mark.parametrize("draft", ['"x"', "[]", '{"architecture":1}'])
-def test_a_draft_of_another_shape_is_refused(draft: str) -> None:
-    with pytest.raises(DocumentError, match="draft"):
-        ModelConfig.parse(b'{"draft":%s}' % draft.encode())
+def test_a_draft_is_read_leniently_and_keeps_what_it_has() -> None:
+    for draft in ({}, {"architecture": "X"}, {"config": "draft/config.json"}):
+        document = {"model_format": "safetensors", "draft": draft}
+        config = ModelConfig.parse(json.dumps(document).encode())
+        assert json.loads(config.encode())["draft"] == draft
+    refused: list[Any] = ["x", [], {"architecture": 1}]
+    for wrong in refused:
+        with pytest.raises(DocumentError, match="draft"):
+            ModelConfig.parse(json.dumps({"draft": wrong}).encode())

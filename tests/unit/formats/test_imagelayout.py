@@ -54,37 +54,27 @@ def test_the_bytes_of_an_index() -> None:
         ({REF: "m", IMAGE: "not a name"}, "m"),
         ({REF: "a/b/c/d:e"}, None),
         ({REF: "../m"}, None),
-        ({}, None),
         (None, None),
     ],
 )
 def test_names(annotations: dict[str, str] | None, name: str | None) -> None:
-    (found,) = parse_index(index(entry(annotations=annotations)), "index")
+    (found,) = parse_index(
+        index(entry(annotations=annotations, mediaType=MANIFEST_MEDIA_TYPE)), "index"
+    )
     assert found.model == (name and ModelName.parse(name))
-
-
-def test_dockers_media_type_is_accepted() -> None:
-    (found,) = parse_index(index(entry(mediaType=MANIFEST_MEDIA_TYPE)), "index")
-    assert found.digest == DIGEST
 
 
 @pytest.mark.parametrize(
     "raw",
     [
-        b"",
         b"[]",
-        b'{"schemaVersion": 2}',
         index(schemaVersion=1),
         index(mediaType=OCI),
         index(1),
         index(entry(mediaType="application/vnd.oci.image.index.v1+json")),
-        index(entry(mediaType="application/vnd.docker.distribution.manifest.list.v2+json")),
-        index(entry(mediaType="application/octet-stream")),
         index(entry(digest="sha512:" + 128 * "a")),
-        index(entry(digest="sha256:" + 64 * "A")),
         index(entry(digest="../../etc/passwd")),
         index(entry(size=-1)),
-        index(entry(size="8")),
         index(entry(annotations={REF: 5})),
         index(entry(annotations={REF: "m"}), entry(annotations={REF: "m:latest"})),
         b'{"schemaVersion":2,"manifests":[],"manifests":[]}',
@@ -95,17 +85,11 @@ def test_indexes_to_refuse(raw: bytes) -> None:
         parse_index(raw, "index")
 
 
-@pytest.mark.parametrize(
-    "raw",
-    [
-        index(*[entry()] * (MAX_ENTRIES + 1)),
-        index(entry(size=2**26 + 1)),
-        index(*[entry(size=2**26, digest=f"sha256:{n:064x}") for n in range(5)]),
-    ],
-)
-def test_limits(raw: bytes) -> None:
-    with pytest.raises(LimitExceededError):
-        parse_index(raw, "index")
+def test_limits() -> None:
+    large = [entry(size=2**26, digest=f"sha256:{n:064x}") for n in range(5)]
+    for entries in ([entry()] * (MAX_ENTRIES + 1), [entry(size=2**26 + 1)], large):
+        with pytest.raises(LimitExceededError):
+            parse_index(index(*entries), "index")
 
 
 def test_layouts() -> None:
@@ -113,7 +97,4 @@ def test_layouts() -> None:
     for raw in (b'{"imageLayoutVersion":"2.0.0"}', b"{}", b"", b'"1.0.0"'):
         with pytest.raises(BlobStoreError):
             check_layout(raw, "oci-layout")
-
-
-def test_paths_of_blobs() -> None:
     assert blob_path(DIGEST) == f"blobs/sha256/{DIGEST.hex}"

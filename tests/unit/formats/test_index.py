@@ -8,9 +8,7 @@ from pathlib import Path
 
 import pytest
 from support.corpus import (
-    Case,
     accepted,
-    case_id,
     find,
     index_tensor,
     refusal,
@@ -22,18 +20,21 @@ from blobstore.errors import CorruptDataError, NotFoundError
 from blobstore.source.inventory import read_inventory
 
 
-@pytest.mark.parametrize("case", accepted("index"), ids=case_id)
-def test_indexes_to_accept(case: Case, tmp_path: Path) -> None:
-    shards = write_index_folder(case, tmp_path / "model")
-    inventory = read_inventory(tmp_path / "model")
-    assert {tensor.file.name: name for name, tensor in inventory.tensors.items()} == shards
-    assert list(inventory.tensors) == sorted(shards.values())
-    for name, tensor in inventory.tensors.items():
-        values = index_tensor(name, len(shards))
-        stored = Path(tensor.file.path).read_bytes()[tensor.offset : tensor.offset + tensor.nbytes]
-        assert (tensor.dtype.value, tensor.shape) == ("F32", values.shape)
-        assert stored == values.tobytes()
-    assert inventory.left_out == ()
+def test_indexes_to_accept(tmp_path: Path) -> None:
+    for case in accepted("index"):
+        folder = tmp_path / case.id
+        shards = write_index_folder(case, folder)
+        inventory = read_inventory(folder)
+        assert {tensor.file.name: name for name, tensor in inventory.tensors.items()} == shards
+        assert list(inventory.tensors) == sorted(shards.values())
+        for name, tensor in inventory.tensors.items():
+            values = index_tensor(name, len(shards))
+            data = Path(tensor.file.path).read_bytes()[
+                tensor.offset : tensor.offset + tensor.nbytes
+            ]
+            assert (tensor.dtype.value, tensor.shape) == ("F32", values.shape)
+            assert data == values.tobytes()
+        assert inventory.left_out == ()
 
 
 @dataclass
@@ -47,19 +48,20 @@ class Bomb:
         return (Path.touch, (self.path,))
 
 
-@pytest.mark.parametrize("case", rejected("index"), ids=case_id)
-def test_indexes_to_refuse(case: Case, tmp_path: Path) -> None:
-    shards = write_index_folder(case, tmp_path / "model")
-    bomb = pickle.dumps(Bomb(tmp_path / "unpickled"))
-    (tmp_path / "model" / "pytorch_model.bin").write_bytes(bomb)
-    error = refusal(lambda: read_inventory(tmp_path / "model"))
-    is_missing = case.id == "index-missing-shard"
-    assert isinstance(error, NotFoundError if is_missing else CorruptDataError)
-    assert error.rule == case.rule
-    assert str(tmp_path / "model") in str(error)
-    assert not (tmp_path / "unpickled").exists()
-    for file, name in shards.items():  # nothing is wrong with the shards
-        assert list(read_inventory(tmp_path / "model" / file).tensors) == [name]
+def test_indexes_to_refuse(tmp_path: Path) -> None:
+    for case in rejected("index"):
+        folder = tmp_path / case.id
+        shards = write_index_folder(case, folder)
+        bomb = pickle.dumps(Bomb(tmp_path / "unpickled"))
+        (folder / "pytorch_model.bin").write_bytes(bomb)
+        error = refusal(lambda folder=folder: read_inventory(folder))  # type: ignore[misc]  # bound now
+        is_missing = case.id == "index-missing-shard"
+        assert isinstance(error, NotFoundError if is_missing else CorruptDataError)
+        assert error.rule == case.rule
+        assert str(folder) in str(error)
+        assert not (tmp_path / "unpickled").exists()
+        for file, name in shards.items():  # nothing is wrong with the shards
+            assert list(read_inventory(folder / file).tensors) == [name]
 
 
 @pytest.mark.parametrize(

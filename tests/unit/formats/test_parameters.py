@@ -7,7 +7,6 @@ import pytest
 from blobstore.errors import UsageError
 from blobstore.formats.modelfile import (
     DEPRECATED,
-    PARAMETERS,
     encode_parameters,
     parse_parameters,
 )
@@ -17,56 +16,33 @@ from blobstore.formats.modelfile import (
 # Go's text as well.
 VALUES = {
     "num_ctx=4096": "4096",
-    "num_ctx=+1": "1",
-    "num_ctx=-1": "-1",
     "num_ctx=007": "7",
-    "num_ctx=9223372036854775807": "9223372036854775807",
     "num_ctx=9223372036854775808": None,
-    "num_ctx=-9223372036854775808": "-9223372036854775808",
-    "num_ctx=-9223372036854775809": None,
     "num_ctx=1.0": None,
     "num_ctx=1_000": None,
-    "num_ctx=0x10": None,
     "num_ctx=٣": None,
-    "num_ctx= 1": None,
     "num_ctx=": None,
     "temperature=0.7": "0.7",
-    "temperature=1": "1",
-    "temperature=1.": "1",
     "temperature=.5": "0.5",
     "temperature=+1e2": "100",
     "temperature=-0": "-0",
-    "temperature=0.1": "0.1",
     "temperature=0.10000000149011612": "0.1",
     "temperature=16777217": "16777216",
-    "temperature=123456789": "123456790",
     "temperature=1e20": "100000000000000000000",
     "temperature=1e21": "1e+21",
     "temperature=0.000001": "0.000001",
     "temperature=0.00000099": "9.9e-7",
     "temperature=1e-45": "1e-45",
-    "temperature=1e-46": "0",
     "temperature=3.4028235e38": "3.4028235e+38",
-    "temperature=3.40282356e38": "3.4028235e+38",
     "temperature=3.4028236e38": None,
-    "temperature=3.5e38": None,
     "temperature=1.000000059604644775390625": "1",
     "temperature=1e999999999999999999999": None,
     "temperature=1e-999999999999999999999": "0",
     "temperature=NaN": None,
-    "temperature=inf": None,
-    "temperature=0x1p-2": None,
-    "temperature=1e": None,
     "temperature=1,5": None,
-    "temperature=": None,
     "use_mmap=true": "true",
     "use_mmap=T": "true",
-    "use_mmap=0": "false",
-    "use_mmap=False": "false",
     "use_mmap=yes": None,
-    "use_mmap=tRUE": None,
-    "stop=<|im_end|>": r'["\u003c|im_end|\u003e"]',
-    "stop=a=b": '["a=b"]',
     'stop="quoted"': r'["\"quoted\""]',
     "stop=": '[""]',
     "stop=a\udcff": None,
@@ -93,11 +69,7 @@ def test_keys_are_sorted_texts_collected_and_of_others_the_last_one_counts() -> 
     )
 
 
-def test_no_parameters_are_an_empty_object() -> None:
-    assert encode_parameters({}) == b"{}\n"
-
-
-@pytest.mark.parametrize("key", ["", "Temperature", "template", "a" * 1000, "\x1b[31m"])
+@pytest.mark.parametrize("key", ["", "Temperature", "a" * 1000, "\x1b[31m"])
 def test_an_unknown_key_is_refused_and_named(key: str) -> None:
     with pytest.raises(UsageError, match="unknown parameter '") as caught:
         parse_parameters([f"{key}=1"])
@@ -106,20 +78,12 @@ def test_an_unknown_key_is_refused_and_named(key: str) -> None:
     assert "temperature" in str(caught.value.hint)
 
 
-def test_an_option_without_an_equals_sign_is_refused() -> None:
-    for option in ("", "temperature", "temperature 1"):
-        with pytest.raises(UsageError, match="is not a parameter"):
-            parse_parameters([option])
-
-
-def test_a_parameter_that_ollama_has_dropped_is_refused_as_an_option() -> None:
-    assert not PARAMETERS.keys() & DEPRECATED
+def test_options_that_say_nothing_are_refused() -> None:
+    with pytest.raises(UsageError, match="'temperature 1'"):
+        parse_parameters(["temperature 1"])
     for key in DEPRECATED:
-        with pytest.raises(UsageError, match=f"the parameter {key} has no effect"):
+        with pytest.raises(UsageError, match=f"{key} has no effect"):
             parse_parameters([f"{key}=1"])
-
-
-def test_a_value_of_a_megabyte_is_refused_without_being_computed() -> None:
     for key in ("num_ctx", "temperature"):
         with pytest.raises(UsageError) as caught:
             parse_parameters([f"{key}={'1' * 2**20}"])

@@ -52,33 +52,18 @@ def test_no_footer_is_no_table() -> None:
     assert seek_table(BytesReader(bytes(8), "f")) is None
 
 
-def test_a_footer_that_is_not_valid() -> None:
-    for frames, descriptor in ((2**31, 0), (1, 0x40)):
-        with pytest.raises(CorruptDataError, match="A3"):
-            parsed(struct.pack("<IBI", frames, descriptor, 0x8F92EAB1), 9)
-
-
-def test_sizes_have_to_add_up() -> None:
+def test_tables_that_are_refused() -> None:
     table = encode_table(FRAMES)
-    for file_size in (34 + len(table), 36 + len(table)):
+    large = encode_table([(10, 2**30 + 1)])
+    in_another_frame = table[:4] + bytes([table[4] ^ 1]) + table[5:]
+    footers = [struct.pack("<IBI", *row, 0x8F92EAB1) for row in ((2**31, 0), (1, 0x40))]
+    sizes = [(table, 34), (table, 36), (large, 10), (in_another_frame, 35)]
+    for wrong, before in (*sizes, *((footer, 0) for footer in footers)):
         with pytest.raises(CorruptDataError, match="A3"):
-            parsed(table, file_size)
+            parsed(wrong, before + len(wrong))
 
 
-def test_a_frame_of_more_than_a_gibibyte() -> None:
-    table = encode_table([(10, 2**30 + 1)])
-    with pytest.raises(CorruptDataError, match="A3"):
-        parsed(table, 10 + len(table))
-
-
-def test_a_table_in_another_frame() -> None:
-    table = bytearray(encode_table(FRAMES))
-    table[4] ^= 1
-    with pytest.raises(CorruptDataError, match="A3"):
-        parsed(bytes(table), 35 + len(table))
-
-
-@pytest.mark.parametrize("size", [0, 1, 2**17, 2**17 + 1, 300_000])
+@pytest.mark.parametrize("size", [0, 2**17, 2**17 + 1])
 def test_stored_frames_are_decompressed_by_zstandard(size: int) -> None:
     data = bytes(number % 251 for number in range(size))
     frame = b"".join(stored_frame(memoryview(data)))

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import io
 import tarfile
-from collections.abc import Callable
-from typing import Any, Literal
+from typing import Literal
 
 import pytest
 
@@ -31,11 +30,8 @@ WHAT = "a.tar"
         ("blobs/sha256/a", 0, 1),
         (99 * "a", 8**11 - 1, 1),
         (99 * "a", 8**11, 3),
-        (99 * "a" + "/b", 513, 3),
         ("/".join([90 * "a"] * 5), 2**48, 3),
         ("a/ü", 5, 3),
-        ("models/", 0, 1),
-        (99 * "a" + "/", 0, 1),
         (100 * "a" + "/", 0, 3),
     ],
 )
@@ -69,99 +65,60 @@ def test_the_end_is_two_blocks_of_zeros() -> None:
     assert parse_block(bytes(BLOCK), WHAT) is None
 
 
-def made(change: Callable[[tarfile.TarInfo], object], form: Any = tarfile.GNU_FORMAT) -> bytes:
-    """Return the blocks that tarfile makes of a member."""
-    info = tarfile.TarInfo("some/file")
-    change(info)
-    return info.tobuf(form, "utf-8", "surrogateescape")
-
-
 @pytest.mark.parametrize("form", [tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])
 def test_paths_and_sizes_of_all_forms(form: Literal[0, 1, 2]) -> None:
-    is_old = form == tarfile.USTAR_FORMAT
-    for path in (
-        "short",
-        "a/" * 60 + "b",
-        "käse",
-        *(() if is_old else ("/".join(["x" * 90] * 5),)),
-    ):
-        assert read(tarfile.TarInfo(path).tobuf(form, "utf-8", "surrogateescape")) == (path, 0)
-    assert read(made(lambda info: setattr(info, "name", "./a"), form)) == ("a", 0)
-    if not is_old:
-        assert read(made(lambda info: setattr(info, "size", 2**40), form)) == ("some/file", 2**40)
+    large = [] if form == tarfile.USTAR_FORMAT else [("/".join(["x" * 90] * 5), 2**40)]
+    for path, size in (("short", 0), ("a/" * 60 + "b", 1), ("käse", 2), ("./a", 3), *large):
+        info = tarfile.TarInfo(path)
+        info.size = size
+        found = read(info.tobuf(form, "utf-8", "surrogateescape"))
+        assert found == (path.removeprefix("./"), size)
 
 
-def test_folders_have_no_path() -> None:
-    for name in ("blobs/", "./", "."):
+def test_folders_have_no_path_and_other_pax_records_are_ignored() -> None:
+    for name in ("blobs/", "."):
         info = tarfile.TarInfo(name)
         info.type = tarfile.DIRTYPE
         assert read(info.tobuf(tarfile.GNU_FORMAT)) == (None, 0)
+    info = tarfile.TarInfo("some/file")
+    info.pax_headers = {"mtime": "1.5", "SCHILY.xattr.user.x": "ä"}
+    assert read(info.tobuf(tarfile.PAX_FORMAT)) == ("some/file", 0)
 
 
-def test_other_pax_records_are_ignored() -> None:
-    def change(info: tarfile.TarInfo) -> None:
-        info.pax_headers = {"mtime": "1.5", "SCHILY.xattr.user.x": "ä", "comment": "none"}
-
-    assert read(made(change, tarfile.PAX_FORMAT)) == ("some/file", 0)
-
-
-@pytest.mark.parametrize("name", ["/etc/passwd", "../x", "a/../b", "a//b", "a\\b", "", "a:b"])
+@pytest.mark.parametrize("name", ["/etc/passwd", "../x", "a//b", "a\\b", "", "a:b"])
 def test_paths_that_lead_elsewhere(name: str) -> None:
-    block = member_header("path", 0)
-    plain = name.encode().ljust(100, b"\0") + block[100:148] + b" " * 8 + block[156:]
-    block = plain[:148] + b"%06o\0 " % sum(plain) + plain[156:]
     with pytest.raises(CorruptDataError, match="A1"):
-        read(block)
+        path_of(TarHeader(b"0", name, 0), WHAT)
 
 
 def test_links_devices_and_the_like() -> None:
-    for kind in (b"1", b"2", b"3", b"4", b"6", b"7", b"S", b"K", b"M", b"?"):
-        info = tarfile.TarInfo("some/file")
-        info.type = kind
+    for kind in (b"1", b"2", b"3", b"7", b"S", b"K", b"?"):
         with pytest.raises(CorruptDataError, match="A1"):
-            read(info.tobuf(tarfile.GNU_FORMAT))
-    with pytest.raises(CorruptDataError, match="has contents"):
+            path_of(TarHeader(kind, "some/file", 0), WHAT)
+    with pytest.raises(CorruptDataError, match="contents"):
         path_of(TarHeader(b"5", "blobs/", 1), WHAT)
-
-
-@pytest.mark.parametrize(
-    "key", ["GNU.sparse.major", "GNU.sparse.realsize", "linkpath", "hdrcharset"]
-)
-def test_pax_records_that_change_what_is_read(key: str) -> None:
-    def change(info: tarfile.TarInfo) -> None:
-        info.pax_headers = {key: "1"}
-
-    with pytest.raises(CorruptDataError, match="not supported"):
-        read(made(change, tarfile.PAX_FORMAT))
 
 
 @pytest.mark.parametrize(
     "records",
     [
+        b"22 GNU.sparse.major=1\n",
+        b"14 linkpath=1\n",
         b"11 path=a\n",
         b"9 path=ab",
-        b"9 path=a \0",
         b"0 path=a\n",
         b"99999999999 path=a\n",
         b"11 size=-1\n\n",
         b"10 size=x\n",
-        b"30 size=99999999999999999999999\n"[:30],
         b"9 path=\xff\n",
+        b"8 path=\n",  # counts for Python's tarfile: no two readers may take a member for two files
     ],
 )
-def test_pax_records_that_are_not_valid(records: bytes) -> None:
+def test_pax_records_that_are_refused(records: bytes) -> None:
     first = TarHeader(b"x", "", len(records))
     with pytest.raises(CorruptDataError, match="A1"):
-        extended(first, parse_extension(first, records, WHAT), WHAT)
-
-
-def test_an_extension_with_an_empty_path_counts() -> None:
-    """As for Python's tarfile: two readers must not take a member for two files."""
-    header = TarHeader(b"0", "blobs/a", 0)
-    with pytest.raises(CorruptDataError, match="A1"):
         path_of(
-            extended(header, parse_extension(TarHeader(b"x", "", 8), b"8 path=\n", WHAT), WHAT),
-            WHAT,
+            extended(TarHeader(b"0", "a", 0), parse_extension(first, records, WHAT), WHAT), WHAT
         )
 
 
@@ -181,12 +138,14 @@ def test_every_byte_of_a_header_is_checked() -> None:
 
 
 def test_sums_of_signed_bytes_are_accepted() -> None:
-    block = made(lambda info: setattr(info, "name", "käse"))
+    block = tarfile.TarInfo("käse").tobuf(tarfile.GNU_FORMAT)
     plain = block[:148] + b" " * 8 + block[156:]
     signed = sum(plain) - 256 * sum(byte > 127 for byte in plain)
     assert read(plain[:148] + b"%06o\0 " % signed + plain[156:]) == ("käse", 0)
 
 
 def test_sizes_beyond_any_blob() -> None:
+    info = tarfile.TarInfo("some/file")
+    info.size = 2**50
     with pytest.raises(LimitExceededError):
-        read(made(lambda info: setattr(info, "size", 2**50), tarfile.PAX_FORMAT))
+        read(info.tobuf(tarfile.PAX_FORMAT))

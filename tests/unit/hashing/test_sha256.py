@@ -14,7 +14,7 @@ from blobstore.errors import UsageError
 from blobstore.hashing import Sha256, _native
 
 HERE = [*_native.families(), "openssl", "fastest"]
-DATA = random.Random(1).randbytes(2**20)
+DATA = random.Random(1).randbytes(2**18)
 
 
 @pytest.fixture(params=HERE)
@@ -39,24 +39,24 @@ def test_the_examples_of_the_standard(method: str) -> None:
     assert hashing.width() >= 1
 
 
-def test_every_length_at_any_address(method: str) -> None:
+@pytest.mark.usefixtures("method")
+def test_every_length_at_any_address() -> None:
     for at in (0, 1, 3):
-        pieces = [memoryview(DATA)[at : at + length] for length in range(301)]
+        pieces = [memoryview(DATA)[at : at + length] for length in range(0, 301, at + 1)]
         assert hashing.digests(pieces) == [expected(piece) for piece in pieces]
         for piece in pieces:
             assert hashing.digests([piece]) == [expected(piece)]
 
 
-def test_streams_of_different_lengths_in_any_pieces(method: str) -> None:
-    for count in (1, 2, 3, 4, 5, 8, 9, 15, 16, 17, 40):
+@pytest.mark.usefixtures("method")
+def test_streams_of_different_lengths_in_any_pieces() -> None:
+    for count in (1, 2, 4, 5, 9, 16, 17, 40):
         chance = random.Random(count)
         streams = [hashing.stream() for _ in range(count)]
         taken = [b""] * count
         for _ in range(8):
             chosen = chance.sample(range(count), chance.randint(1, count))
-            lengths = [
-                chance.choice([0, 1, 55, 63, 64, 65, chance.randrange(5000)]) for _ in chosen
-            ]
+            lengths = [chance.choice([0, 1, 55, 64, 65, chance.randrange(5000)]) for _ in chosen]
             pieces = [DATA[(at := chance.randrange(1000)) : at + length] for length in lengths]
             hashing.update_all([streams[number] for number in chosen], pieces)
             for number, piece in zip(chosen, pieces, strict=True):
@@ -64,22 +64,18 @@ def test_streams_of_different_lengths_in_any_pieces(method: str) -> None:
         assert [stream.digest() for stream in streams] == [expected(data) for data in taken]
 
 
-def test_long_streams(method: str) -> None:
-    for count in (1, 7, 16):
-        pieces = [DATA[number : len(DATA) - number * number] for number in range(count)]
-        assert hashing.digests(pieces) == [expected(piece) for piece in pieces]
-
-
-def test_streams_of_several_threads(method: str) -> None:
-    def is_right(number: int) -> bool:
-        pieces = [DATA[number * 1000 + i :] for i in range(8)]
+@pytest.mark.usefixtures("method")
+def test_long_streams_of_several_threads() -> None:
+    def is_right(first: int) -> bool:
+        pieces = [DATA[number : len(DATA) - number * number] for number in range(first, 16)]
         return hashing.digests(pieces) == [expected(piece) for piece in pieces]
 
-    with ThreadPoolExecutor(4) as pool:
-        assert all(pool.map(is_right, range(4)))
+    with ThreadPoolExecutor(3) as pool:
+        assert all(pool.map(is_right, (0, 9, 15)))
 
 
-def test_a_stream_goes_on_in_another_process(method: str) -> None:
+@pytest.mark.usefixtures("method")
+def test_a_stream_goes_on_in_another_process() -> None:
     for length in (0, 1, 63, 64, 65, 1000):
         first = Sha256()
         first.update(DATA[:length])
@@ -94,9 +90,8 @@ def test_a_stream_goes_on_in_another_process(method: str) -> None:
 
 def test_the_state_is_written_the_same_way_everywhere() -> None:
     stream = Sha256()
-    assert stream.state().hex() == (
-        "6a09e667bb67ae853c6ef372a54ff53a510e527f9b05688c1f83d9ab5be0cd190000000000000000"
-    )
+    start = "6a09e667bb67ae853c6ef372a54ff53a510e527f9b05688c1f83d9ab5be0cd190000000000000000"
+    assert stream.state().hex() == start
     stream.update(b"a" * 65)
     assert stream.state()[32:] == (65).to_bytes(8, "big") + b"a"
     for length in (0, 39, 41):
@@ -105,12 +100,12 @@ def test_the_state_is_written_the_same_way_everywhere() -> None:
 
 
 def test_more_than_four_gigabytes_have_a_length_of_64_bits() -> None:
-    state = bytes(range(32)) + (2**32 * 64).to_bytes(8, "big")
-    short = bytes(range(32)) + (64).to_bytes(8, "big")
-    assert Sha256.resumed(state).digest() != Sha256.resumed(short).digest()
+    long, short = (bytes(range(32)) + size.to_bytes(8, "big") for size in (2**32 * 64, 64))
+    assert Sha256.resumed(long).digest() != Sha256.resumed(short).digest()
 
 
-def test_what_is_not_bytes_is_refused(method: str) -> None:
+@pytest.mark.usefixtures("method")
+def test_what_is_not_bytes_is_refused() -> None:
     for wrong in ("text", memoryview(bytes(100))[::2]):
         with pytest.raises((TypeError, BufferError)):
             hashing.digests([wrong])  # type: ignore[list-item]
@@ -126,8 +121,7 @@ def test_one_stream_twice_is_refused() -> None:
 
 
 def test_unknown_methods_and_those_of_another_processor_are_refused() -> None:
-    with pytest.raises(UsageError, match="unknown SHA-256 method 'md5'"):
-        hashing.use_method("md5")
     (absent, *_) = [name for name in hashing.METHODS if name not in HERE]
-    with pytest.raises(UsageError, match=f"no SHA-256 method '{absent}'"):
-        hashing.use_method(absent)
+    for name in ("md5", absent):
+        with pytest.raises(UsageError, match=f"'{name}'"):
+            hashing.use_method(name)

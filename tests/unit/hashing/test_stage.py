@@ -16,10 +16,6 @@ from blobstore.hashing.stage import BlobHash, HashStage, Piece
 DATA = random.Random(3).randbytes(100_000)
 
 
-def begun(stage: HashStage, size: int, found: list[bytes]) -> BlobHash:
-    return BlobHash(stage, size, found.append)
-
-
 def piece_of(data: bytes, back: list[int] | None = None) -> Piece:
     back = [] if back is None else back
     return Piece(len(data), lambda: data, lambda: back.append(len(data)))
@@ -27,7 +23,7 @@ def piece_of(data: bytes, back: list[int] | None = None) -> Piece:
 
 def test_pieces_wait_for_those_before_them() -> None:
     stage, found, back = HashStage(), list[bytes](), list[int]()
-    blob = begun(stage, 6, found)
+    blob = BlobHash(stage, 6, found.append)
     blob.add(4, piece_of(b"ef", back))
     assert not stage.work()
     blob.add(0, piece_of(b"abcd", back))
@@ -38,18 +34,11 @@ def test_pieces_wait_for_those_before_them() -> None:
     assert not stage.work()
 
 
-def test_an_empty_blob() -> None:
-    stage, found = HashStage(), list[bytes]()
-    begun(stage, 0, found).add(0, piece_of(b""))
-    stage.work_while(lambda: True)
-    assert found == [hashlib.sha256(b"").digest()]
-
-
 def test_a_stage_is_full_when_enough_blobs_have_a_piece() -> None:
     stage, found = HashStage(), list[bytes]()
     for number in range(hashing.width()):
         assert not stage.is_full
-        begun(stage, 1, found).add(0, piece_of(b"%d" % (number % 10)))
+        BlobHash(stage, 1, found.append).add(0, piece_of(b"%d" % (number % 10)))
     assert stage.is_full
     assert stage.work()
     assert len(found) == hashing.width()
@@ -61,14 +50,11 @@ def test_many_blobs_by_many_threads() -> None:
     stage = HashStage()
     found: dict[int, bytes] = {}
     pieces: list[tuple[BlobHash, int, bytes]] = []
-    sizes = [chance.randrange(1, 60_000) for _ in range(40)]
+    sizes = [0, *(chance.randrange(1, 60_000) for _ in range(40))]
     for number, size in enumerate(sizes):
         blob = BlobHash(stage, size, partial(found.__setitem__, number))
-        at = 0
-        while at < size:
-            length = chance.randint(1, size - at)
-            pieces.append((blob, at, DATA[at : at + length]))
-            at += length
+        cuts = sorted({0, size, *(chance.randint(0, size) for _ in range(3))})
+        pieces += [(blob, at, DATA[at:end]) for at, end in zip(cuts, cuts[1:] or [0], strict=False)]
     chance.shuffle(pieces)
 
     def put(item: tuple[BlobHash, int, bytes]) -> None:
@@ -84,7 +70,7 @@ def test_many_blobs_by_many_threads() -> None:
 
 def test_what_an_abandoned_blob_has_is_given_back() -> None:
     stage, found, back = HashStage(), list[bytes](), list[int]()
-    blob = begun(stage, 6, found)
+    blob = BlobHash(stage, 6, found.append)
     blob.add(2, piece_of(b"cd", back))
     blob.add(0, piece_of(b"ab", back))
     blob.abandon()
@@ -100,7 +86,7 @@ def test_a_piece_that_can_not_be_read_abandons_its_blob() -> None:
         raise CorruptDataError("the file ends")
 
     stage, found, back = HashStage(), list[bytes](), list[int]()
-    blob = begun(stage, 6, found)
+    blob = BlobHash(stage, 6, found.append)
     blob.add(0, Piece(3, fail, lambda: back.append(1)))
     blob.add(3, piece_of(b"def", back))
     with pytest.raises(CorruptDataError):
@@ -117,7 +103,7 @@ def test_the_error_of_one_blob_does_not_stop_the_others() -> None:
         raise CorruptDataError("the disk is full")
 
     BlobHash(stage, 1, refuse).add(0, piece_of(b"a"))
-    begun(stage, 1, found).add(0, piece_of(b"b"))
+    BlobHash(stage, 1, found.append).add(0, piece_of(b"b"))
     with pytest.raises(CorruptDataError, match="the disk is full"):
         stage.work_while(lambda: True)
     stage.work_while(lambda: True)

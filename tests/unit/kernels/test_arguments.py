@@ -11,7 +11,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, strategies as st
+from hypothesis import given, settings, strategies as st
 from numpy.lib.stride_tricks import as_strided
 from support.weights import BF16, DTYPES, F32, KERNELS, assert_same_parts, random_weights
 
@@ -32,68 +32,42 @@ INT4 = blobstore.quantize(WEIGHTS, "int4")
 NVFP4 = blobstore.quantize(WEIGHTS, "nvfp4", global_scale=True)
 TYPES = [member.value for member in QuantType]
 
-
-class Unreadable:
-    """What fails when it is asked for its array."""
-
-    def __array__(self, *_: object, **__: object) -> Array:
-        raise RuntimeError("no array")
-
-
 NO_ARRAYS: dict[str, Any] = {
     "rows of different lengths": [[1.0], [1.0, 2.0]],
     "a string": "weights",
     "bytes": bytes(256),
-    "a dictionary": {},
-    "None": None,
     "a number": 3,
-    "unreadable": Unreadable(),
     "bfloat16 of PyTorch": torch.ones(2, 64, dtype=torch.bfloat16),
     "with a gradient": torch.ones(2, 64, requires_grad=True),
     "on no device": torch.ones(2, 64, device="meta"),
-    "sparse": torch.ones(2, 64).to_sparse(),
     "bfloat16 of MLX": mx.ones((2, 64), dtype=mx.bfloat16),
     "masked": np.ma.masked_less(WEIGHTS, 0),
     "objects": np.full((4, 64), None),
-    "strings": np.full((4, 64), "1", np.dtypes.StringDType()),
     "structures": np.zeros((4, 64), [("a", "f4")]),
-    "dates": np.zeros((4, 64), "M8[s]"),
     "4-bit floats": np.ones((4, 64), ml_dtypes.float4_e2m1fn),
 }
 
 
 @pytest.mark.parametrize("given", NO_ARRAYS.values(), ids=NO_ARRAYS)
 def test_what_is_not_an_array_of_numbers_is_refused(given: Any) -> None:
-    several: dict[str, Any] = {"method": "search", "jobs": 2}
-    for options in ({}, several):
-        with pytest.raises(BlobStoreError):
-            blobstore.quantize(given, "nvfp4", **options)
-    if given is not None:
-        with pytest.raises(UsageError, match="importance"):
-            blobstore.quantize(WEIGHTS, "int4", method="search", importance=given)
+    with pytest.raises(BlobStoreError):
+        blobstore.quantize(given, "nvfp4", method="search", jobs=2)
+    with pytest.raises(UsageError, match="importance"):
+        blobstore.quantize(WEIGHTS, "int4", method="search", importance=given)
     for whole in (INT4, NVFP4):
         for part in ("weight", "scale", "bias", "global_scale", "quantization"):
-            if given is not None or (getattr(whole, part) is not None and part != "global_scale"):
-                with pytest.raises(BlobStoreError):
-                    blobstore.dequantize(replace(whole, **{part: given}))
+            with pytest.raises(BlobStoreError):
+                blobstore.dequantize(replace(whole, **{part: given}))
+    with pytest.raises(UsageError, match="QuantizedArray"):
+        blobstore.dequantize(given)
 
 
-@pytest.mark.parametrize(
-    "array",
-    [
-        as_strided(np.zeros(1, F32), (0, 64), (2**40, 2**40)),
-        np.zeros((4, 0), F32),
-        np.zeros((0, 2**20, 64), F32),
-    ],
-    ids=lambda array: str(array.shape),
-)
-def test_an_empty_array_may_have_any_strides(array: Array) -> None:
-    quantized = blobstore.quantize(array, "int4")
-    assert quantized.shape == array.shape
-    assert blobstore.dequantize(quantized).shape == array.shape
-
-
-def test_a_row_of_an_array_with_a_stride_of_a_terabyte() -> None:
+def test_arrays_may_have_any_strides() -> None:
+    far = as_strided(np.zeros(1, F32), (0, 64), (2**40, 2**40))
+    for array in (far, np.zeros((4, 0), F32), np.zeros((0, 2**20, 64), F32)):
+        quantized = blobstore.quantize(array, "int4")
+        assert quantized.shape == array.shape
+        assert blobstore.dequantize(quantized).shape == array.shape
     row = as_strided(WEIGHTS, (1, 64), (2**40, 4))
     assert_same_parts(blobstore.quantize(row, "int4"), blobstore.quantize(WEIGHTS[:1], "int4"))
 
@@ -101,8 +75,8 @@ def test_a_row_of_an_array_with_a_stride_of_a_terabyte() -> None:
 @pytest.mark.parametrize("quant_type", TYPES)
 def test_the_index_of_the_first_non_finite_weight_is_said(quant_type: str) -> None:
     for kernel in KERNELS:
-        for number, bad in enumerate((np.nan, np.inf, -np.inf)):
-            weights = random_weights(DTYPES[number], 2, 3, 64)
+        for dtype, bad in zip(DTYPES, (np.nan, np.inf, -np.inf), strict=True):
+            weights = random_weights(dtype, 2, 3, 64)
             weights[1, 0, 63] = weights[1, 2, 0] = weights[1, 0, 62] = bad
             for options in ({}, {"method": "search"}, {"jobs": 3}):
                 with pytest.raises(NonFiniteWeightError, match=r"\[1, 0, 62\] is -?(nan|inf)") as e:
@@ -113,7 +87,7 @@ def test_the_index_of_the_first_non_finite_weight_is_said(quant_type: str) -> No
 @pytest.mark.parametrize("method", ["minmax", "search"])
 def test_a_non_finite_weight_is_found_wherever_it_is(method: str) -> None:
     for kernel in KERNELS:
-        for group in (0, 1, 7, 8, 15, 16, 31, 32, 39):
+        for group in (0, 7, 15, 16, 31, 39):
             weights = np.ones((40, 32), BF16)
             weights[group, 31] = np.nan
             with pytest.raises(NonFiniteWeightError) as caught:
@@ -127,81 +101,44 @@ def test_a_non_finite_weight_is_found_wherever_it_is(method: str) -> None:
 
 
 ONES = np.ones((2, 64), np.float32)
+SEARCH = {"method": "search"}
 REFUSED: list[tuple[Any, Any, dict[str, Any], str]] = [
     (np.ones(64, np.float32), "int4", {}, "rank 2"),
     (np.ones((2, 64), np.float64), "mxfp8", {}, "F64"),
-    (np.ones((2, 64), np.bool_), "int4", {}, "BOOL"),
-    (np.ones((2, 64), ml_dtypes.float8_e4m3fn), "int4", {}, "F8_E4M3"),
-    (np.ones((2, 72), np.float32), "int4", {}, "32 do not divide"),
-    ([[1.0] * 64], "int4", {}, "F64"),
-    (ONES, "int3", {}, "unknown quantization type"),
-    (ONES, "", {}, "unknown quantization type"),
-    (ONES, QuantType, {}, "unknown quantization type"),
-    (ONES, b"int4", {}, "unknown quantization type"),
-    (ONES, "int4", {"method": "serach", "importance": np.ones(64)}, "method 'serach'"),
-    (ONES, "int4", {"method": None}, "method None"),
-    (ONES, "int4", {"method": ["search"]}, "unknown quantization method"),
-    (ONES, "int4", {"importance": np.ones(64)}, "importance needs the method search"),
-    (ONES, "int4", {"jobs": 0}, "jobs is 0: .* whole number of threads"),
-    (ONES, "int4", {"jobs": True}, "whole number of threads"),
-    (ONES, "int4", {"jobs": 2.0}, "whole number of threads"),
-    (ONES, "mxfp8", {"global_scale": True}, "only nvfp4 has a global scale, not mxfp8"),
+    (np.ones((2, 72), np.float32), "int4", {}, "groups of 32"),
+    (ONES, "int3", {}, "int3"),
+    (ONES, b"int4", {}, "int4"),
+    (ONES, "int4", {"method": "serach"}, "serach"),
+    (ONES, "int4", {"method": ["search"]}, "method"),
+    (ONES, "int4", {"importance": np.ones(64)}, "importance"),
+    (ONES, "int4", {"jobs": 0}, "jobs is 0"),
+    (ONES, "int4", {"jobs": True}, "jobs is True"),
+    (ONES, "mxfp8", {"global_scale": True}, "mxfp8"),
     (ONES, "nvfp4", {"global_scale": 1}, "global_scale is 1"),
-    (ONES, "nvfp4", {"global_scale": np.array([1, 2])}, "global_scale is"),
-    (ONES, "int4", {"kernel": "plain"}, "'plain' is not a kernel"),
+    (ONES, "int4", {"kernel": "plain"}, "plain"),
+    (ONES, "int4", {"group_size": 48}, "48"),
+    (ONES, "int4", {"group_size": 32.0}, "32.0"),
+    (ONES, "nvfp4", {"group_size": 32}, "32"),
+    (ONES, "int4", {**SEARCH, "importance": np.ones(63)}, "63 values for 64"),
+    (ONES, "int4", {**SEARCH, "importance": np.ones((1, 64))}, r"\[1, 64\]"),
+    (ONES, "int4", {**SEARCH, "importance": -np.eye(1, 64, 7)[0]}, "column 7 is -1.0"),
+    (ONES, "int4", {**SEARCH, "importance": np.full(64, np.nan)}, "column 0 is nan"),
+    (ONES, "int4", {**SEARCH, "importance": np.full(64, 1j)}, "complex128"),
 ]
 
 
-@pytest.mark.parametrize(("array", "quant_type", "options", "message"), REFUSED)
+@pytest.mark.parametrize(("array", "quant_type", "options", "says"), REFUSED)
 def test_what_can_not_be_quantized_is_a_usage_error(
-    array: Any, quant_type: Any, options: dict[str, Any], message: str
+    array: Any, quant_type: Any, options: dict[str, Any], says: str
 ) -> None:
-    with pytest.raises(UsageError, match=message):
+    with pytest.raises(UsageError, match=says):
         blobstore.quantize(array, quant_type, **options)
 
 
 def test_a_dtype_that_safetensors_does_not_have_is_an_unsupported_source() -> None:
     for array in (np.full((2, 64), "1"), np.ones((2, 64), np.complex128)):
-        with pytest.raises(UnsupportedSourceError, match="safetensors has no dtype"):
+        with pytest.raises(UnsupportedSourceError, match="safetensors"):
             blobstore.quantize(array, "int4")
-
-
-@pytest.mark.parametrize(
-    ("quant_type", "sizes"),
-    [
-        ("int4", [48, 16, 256, 0, -32, 32.0, True, "32"]),
-        ("int8", [48, 16, 256]),
-        ("nvfp4", [32, 64]),
-        ("mxfp4", [16, 64]),
-        ("mxfp8", [16, 64]),
-    ],
-)
-def test_a_group_size_that_the_type_does_not_have_is_a_usage_error(
-    quant_type: str, sizes: list[Any]
-) -> None:
-    for size in sizes:
-        with pytest.raises(UsageError, match=f"{quant_type} has no groups of {size!r}"):
-            blobstore.quantize(np.ones((2, 768), np.float32), quant_type, group_size=size)
-
-
-@pytest.mark.parametrize(
-    ("importance", "message"),
-    [
-        (np.ones(63), "63 values for 64 columns"),
-        (np.ones(0), "0 values for 64 columns"),
-        (np.ones((1, 64)), r"of shape \[1, 64\], not a vector"),
-        (1.0, r"of shape \[\], not a vector"),
-        (-np.eye(1, 64, 7)[0], r"column 7 is -1.0: it must be finite and at least 0"),
-        (np.where(np.arange(64) == 9, np.nan, 1), r"column 9 is nan"),
-        (np.where(np.arange(64) == 63, np.inf, 1), r"column 63 is inf"),
-        (np.full(64, 1j), "complex128"),
-        (np.ones(64, bool), "bool"),
-        (["1"] * 64, "not a vector of floats"),
-    ],
-)
-def test_importance_is_a_vector_of_finite_numbers_at_least_0(importance: Any, message: str) -> None:
-    with pytest.raises(UsageError, match=message):
-        blobstore.quantize(ONES, "int4", method="search", importance=importance)
 
 
 def test_importance_may_have_any_real_number_type() -> None:
@@ -210,20 +147,14 @@ def test_importance_may_have_any_real_number_type() -> None:
     def searched(importance: Any) -> QuantizedArray[Array]:
         return blobstore.quantize(WEIGHTS, "int4", method="search", importance=importance)
 
-    kinds = (np.float16, np.float64, ml_dtypes.bfloat16, np.int32, np.uint8, ">f4")
+    kinds = (np.float16, np.float64, ml_dtypes.bfloat16, np.uint8, ">f4")
     for importance in (values.tolist(), *(values.astype(kind) for kind in kinds)):
         assert_same_parts(searched(importance), searched(values.astype(np.float32)))
 
 
-@pytest.mark.parametrize("given", [None, 3, WEIGHTS, (INT4.weight, INT4.scale)], ids=type)
-def test_what_is_not_quantized_is_refused(given: Any) -> None:
-    with pytest.raises(UsageError, match="is not a QuantizedArray"):
-        blobstore.dequantize(given)
-
-
-@pytest.mark.parametrize("dtype", [None, b"float32", np.float32, "float64", "int8", ""])
+@pytest.mark.parametrize("dtype", [None, np.float32, "float64", ""])
 def test_values_of_another_dtype_are_a_usage_error(dtype: Any) -> None:
-    with pytest.raises(UsageError, match=r"unknown dtype|values can be"):
+    with pytest.raises(UsageError, match=r"dtype|values"):
         blobstore.dequantize(INT4, dtype)
 
 
@@ -235,7 +166,6 @@ def test_values_of_another_dtype_are_a_usage_error(dtype: Any) -> None:
         (INT4, {"scale": INT4.scale.astype(np.uint8)}),
         (INT4, {"global_scale": np.ones(1, np.float32)}),
         (NVFP4, {"bias": NVFP4.scale}),
-        (NVFP4, {"global_scale": np.ones(2, np.float32)}),
         (NVFP4, {"global_scale": np.ones((1, 1), np.float32)}),
     ],
 )
@@ -246,41 +176,37 @@ def test_parts_that_do_not_fit_each_other_are_a_usage_error(
         blobstore.dequantize(replace(whole, **changes))
 
 
-@pytest.mark.parametrize(("quant_type", "group_size"), [("int4", 32), ("int8", 64), ("nvfp4", 16)])
+@pytest.mark.parametrize(("quant_type", "group_size"), [("int4", 32), ("nvfp4", 16)])
 def test_parts_whose_groups_do_not_divide_their_rows_are_refused(
     quant_type: str, group_size: int
 ) -> None:
     quantization = Quantization(QuantType(quant_type), group_size)
     words = group_size * quantization.quant_type.bits // 32
-    for cols in (1, words - 1, words + 1, 3 * words - 1):
-        for groups in {cols // words, -(-cols // words)}:
-            scale = np.ones((2, groups), F32 if quantization.quant_type.is_affine else np.uint8)
-            bias = scale if quantization.quant_type.is_affine else None
-            parts = QuantizedArray(np.zeros((2, cols), np.uint32), scale, bias, None, quantization)
-            with pytest.raises(UsageError, match=f"groups of {group_size} do not divide"):
-                blobstore.dequantize(parts)
+    for cols in (words - 1, 3 * words - 1):
+        scale = np.ones((2, cols // words), F32 if quant_type == "int4" else np.uint8)
+        bias = scale if quant_type == "int4" else None
+        parts = QuantizedArray(np.zeros((2, cols), np.uint32), scale, bias, None, quantization)
+        with pytest.raises(UsageError, match=f"groups of {group_size}"):
+            blobstore.dequantize(parts)
 
 
-shapes: st.SearchStrategy[tuple[int, ...]] = st.lists(
-    st.sampled_from([0, 1, 2, 7, 8, 16, 32, 64]), max_size=3
-).map(tuple)
-dtypes: st.SearchStrategy[Any] = st.sampled_from(
-    ["u1", "u4", ">u4", "i4", "f2", ">f2", "f4", ">f4", "f8", "c8", "?", "O", "U1", BF16]
-)
-steps = st.sampled_from([1, 2, -1, -2])
+SIZES = st.sampled_from([0, 1, 2, 7, 8, 16, 32, 64])
+NUMBERS: list[Any] = ["u1", "u4", ">u4", "i4", "f2", ">f2", "f4", ">f4", "f8", "c8", "?", "O", BF16]
 
 
 @st.composite
 def arrays(draw: st.DrawFn) -> Array:
     """Return an array of ones of any dtype, shape and order; some can't be written to."""
-    array: Array = np.ones([2 * size for size in draw(shapes)], draw(dtypes))
-    index: Any = (..., *(slice(None, None, draw(steps)) for _ in array.shape))
+    shape = draw(st.lists(SIZES, max_size=3))
+    array: Array = np.ones([2 * size for size in shape], draw(st.sampled_from(NUMBERS)))
+    index: Any = (..., *(slice(None, None, draw(st.sampled_from([1, 2, -1]))) for _ in shape))
     array = array[index]
     array = array.T if draw(st.booleans()) else array
     array.flags.writeable = draw(st.booleans())
     return array
 
 
+@settings(max_examples=50)
 @given(
     arrays(),
     st.sampled_from(TYPES),
@@ -296,6 +222,7 @@ def test_any_array_is_quantized_or_refused(
         blobstore.quantize(array, quant_type, **options)
 
 
+@settings(max_examples=50)
 @given(arrays(), arrays(), st.none() | arrays(), st.none() | arrays(), st.sampled_from(TYPES))
 def test_any_parts_are_dequantized_or_refused(
     weight: Array, scale: Array, bias: Array | None, factor: Array | None, quant_type: str

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import platform
-import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -25,47 +23,31 @@ LEVELS = {
 }
 
 
-@pytest.fixture
-def kernel_in_use() -> Iterator[None]:
-    before = kernels.active()
-    yield
-    kernels.use(next(name for name, kernel in kernels.KERNELS.items() if kernel is before))
-
-
-def processor_flags() -> set[str]:
-    lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    return set(next(line for line in lines if line.startswith("flags")).split())
-
-
 def test_the_targets_are_those_of_this_processor_the_best_first() -> None:
-    if platform.machine() in {"aarch64", "arm64"}:
-        assert list(TARGETS) == ["neon", "plain"]
-        return
+    best = next(iter(TARGETS.values()))
+    assert kernels.KERNELS["native"] is best
+    assert kernels.active() is best
     if platform.machine() not in {"x86_64", "AMD64"}:
-        assert list(TARGETS) == ["plain"]
+        assert list(TARGETS) in (["neon", "plain"], ["plain"])
         return
     if sys.platform != "linux":
         pytest.skip("TARGETS NOT SHOWN: only Linux lists the processor's flags")
-    flags = processor_flags()
+    lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    flags = set(next(line for line in lines if line.startswith("flags")).split())
     assert list(TARGETS) == [*(name for name, needed in LEVELS.items() if needed <= flags), "plain"]
 
 
-def test_the_best_target_is_in_use_when_nothing_was_chosen() -> None:
-    line = [sys.executable, "-c", "from blobstore import kernels; print(kernels.active().name)"]
-    printed = subprocess.run(line, capture_output=True, text=True, check=True, timeout=300).stdout
-    assert printed == f"{next(iter(TARGETS))}\n"
-    assert kernels.KERNELS["native"] is next(iter(TARGETS.values()))
-
-
-@pytest.mark.usefixtures("kernel_in_use")
 def test_a_kernel_is_chosen_by_its_name() -> None:
-    for name in (*TARGETS, "reference"):
-        kernels.use(name)
-        assert kernels.active() is kernels.KERNELS[name]
-        assert kernels.active().name == name
-    with pytest.raises(UsageError, match="unknown kernel 'nope'"):
-        kernels.use("nope")
-    assert kernels.active() is TWIN
+    try:
+        for name in (*TARGETS, "reference"):
+            kernels.use(name)
+            assert kernels.active() is kernels.KERNELS[name]
+            assert kernels.active().name == name
+        with pytest.raises(UsageError, match="'nope'"):
+            kernels.use("nope")
+        assert kernels.active() is TWIN
+    finally:
+        kernels.use("native")
 
 
 U8, U16, U32, U64 = np.uint8, np.uint16, np.uint32, np.uint64
@@ -126,92 +108,79 @@ DECODE: dict[str, Any] = {
 MXFP4 = {"quant_type": "mxfp4", "biases": None, "scales": np.zeros(2, U8)}
 OF_PARTS: list[tuple[dict[str, Any], str]] = [
     ({"words": np.zeros(7, U32)}, "words"),
-    ({"words": np.zeros(9, U32)}, "words"),
     ({"scales": np.zeros(1, U32)}, "scales"),
     ({"scales": np.zeros(2, U16)}, "scales"),
     ({"biases": np.zeros(3, U32)}, "biases"),
     ({"biases": None}, "only affine"),
-    ({"group_size": 0}, "does not have that group_size"),
-    ({"group_size": 2**40}, "does not have that group_size"),
+    ({"group_size": 0}, "group_size"),
     ({"group_size": 128}, "whole number of groups"),
     ({"quant_type": "int8"}, "words"),
     ({**MXFP4, "scales": np.zeros(4, U8)}, "scales"),
     ({**MXFP4, "biases": np.zeros(2, U8)}, "only affine"),
-    ({**MXFP4, "group_size": 16}, "does not have that group_size"),
     ({"quant_type": "fp4"}, "unknown name"),
     ({"target": "reference"}, "unknown target"),
 ]
+REFUSED: dict[str, tuple[Any, dict[str, Any], list[tuple[dict[str, Any], str]]]] = {
+    "quantize": (
+        _native.quantize,
+        QUANTIZE,
+        [
+            *OF_PARTS,
+            ({"weights": np.zeros(63, U32)}, "whole number of groups"),
+            ({"weights": np.zeros(64, U64)}, "weights"),
+            ({"float_type": "F64"}, "unknown name"),
+            ({"method": "best"}, "unknown name"),
+        ],
+    ),
+    "dequantize": (
+        _native.dequantize,
+        DEQUANTIZE,
+        [
+            *OF_PARTS,
+            ({"out": np.zeros(96, U32)}, "words"),
+            ({"out_type": "F16"}, "out"),
+            ({"scale_type": "BF16"}, "scales"),
+        ],
+    ),
+    "compare": (
+        _native.compare,
+        COMPARE,
+        [
+            ({"target": "reference"}, "unknown target"),
+            ({"float_type": "F32"}, "weights"),
+            ({"read_type": "I32"}, "unknown name"),
+            ({"read": np.zeros(63, U64)}, "read"),
+        ],
+    ),
+    "compare_stored": (
+        _native.compare_stored,
+        STORED,
+        [*OF_PARTS, ({"weights": np.zeros(65, U16)}, "whole number of groups")],
+    ),
+    "decode_blocks": (
+        _native.decode_blocks,
+        DECODE,
+        [
+            ({"scale_type": "BF16"}, "scales"),
+            ({"out": np.zeros(299, U16)}, "out"),
+            ({"scales": np.ones(1, U32)}, "scales"),
+            ({"first": 299 * 200}, "scales"),
+            ({"rows": 0}, "matrices are empty"),
+            ({"cols": 2**64 - 1}, "scales"),
+            ({"first": 2**64 - 301, "rows": 1, "cols": 1}, "scales"),
+            ({"first": 2**64 - 300}, "too long"),
+        ],
+    ),
+}
 
 
-def assert_refused(call: Any, fitting: dict[str, Any], refused: Any) -> None:
-    """Fail unless a binding takes what fits, and refuses each change with its message."""
+@pytest.mark.parametrize("name", REFUSED)
+def test_arrays_that_do_not_fit_are_refused(name: str) -> None:
+    call, fitting, refused = REFUSED[name]
     call(**fitting)
     for changes, message in refused:
         with pytest.raises(ValueError, match=message):
             call(**{**fitting, **changes})
-
-
-def test_quantize_refuses_arrays_that_do_not_fit() -> None:
-    of_weights: list[tuple[dict[str, Any], str]] = [
-        ({"weights": np.zeros(63, U32)}, "whole number of groups"),
-        ({"weights": np.zeros(96, U32)}, "words"),
-        ({"weights": np.zeros(64, U64)}, "weights"),
-        ({"float_type": "BF16"}, "weights"),
-        ({"float_type": "F64"}, "unknown name"),
-        ({"method": "best"}, "unknown name"),
-    ]
-    assert_refused(_native.quantize, QUANTIZE, OF_PARTS + of_weights)
-    assert _native.quantize(**{**QUANTIZE, **MXFP4}) == -1
-
-
-def test_dequantize_refuses_arrays_that_do_not_fit() -> None:
-    of_values: list[tuple[dict[str, Any], str]] = [
-        ({"out": np.zeros(63, U32)}, "whole number of groups"),
-        ({"out": np.zeros(96, U32)}, "words"),
-        ({"out_type": "F16"}, "out"),
-        ({"out_type": "F64"}, "unknown name"),
-        ({"scale_type": "BF16"}, "scales"),
-    ]
-    assert_refused(_native.dequantize, DEQUANTIZE, OF_PARTS + of_values)
-
-
-def test_compare_refuses_arrays_that_do_not_fit() -> None:
-    of_values: list[tuple[dict[str, Any], str]] = [
-        ({"target": "reference"}, "unknown target"),
-        ({"float_type": "F8"}, "unknown name"),
-        ({"read_type": "I32"}, "unknown name"),
-        ({"float_type": "F32"}, "weights"),
-        ({"read_type": "F32"}, "read"),
-        ({"read": np.zeros(63, U64)}, "read"),
-    ]
-    assert_refused(_native.compare, COMPARE, of_values)
-    of_weights: list[tuple[dict[str, Any], str]] = [
-        ({"float_type": "F32"}, "weights"),
-        ({"scale_type": "F64"}, "unknown name"),
-        ({"weights": np.zeros(65, U16)}, "whole number of groups"),
-    ]
-    assert_refused(_native.compare_stored, STORED, OF_PARTS + of_weights)
-
-
-def test_decode_blocks_refuses_arrays_that_do_not_fit() -> None:
-    refused: list[tuple[dict[str, Any], str]] = [
-        ({"target": "reference"}, "unknown target"),
-        ({"scale_type": "F64"}, "unknown name"),
-        ({"scale_type": "BF16"}, "scales"),
-        ({"out": np.zeros(299, U16)}, "out"),
-        ({"scales": np.ones(1, U32)}, "scales"),
-        ({"scales": np.ones(3, U32)}, "scales"),
-        ({"rows": 1}, "scales"),
-        ({"cols": 300}, "scales"),
-        ({"first": 127 * 200}, "scales"),
-        ({"first": 299 * 200}, "scales"),
-        ({"rows": 0}, "matrices are empty"),
-        ({"cols": 0}, "matrices are empty"),
-        ({"cols": 2**64 - 1}, "scales"),
-        ({"first": 2**64 - 301, "rows": 1, "cols": 1}, "scales"),
-        ({"first": 2**64 - 300}, "too long"),
-    ]
-    assert_refused(_native.decode_blocks, DECODE, refused)
 
 
 def read_only(kind: Any, count: int) -> Any:
@@ -222,18 +191,12 @@ def read_only(kind: Any, count: int) -> Any:
     ("call", "fitting", "changes"),
     [
         (_native.quantize, QUANTIZE, {"weights": np.zeros(128, U32)[::2]}),
-        (_native.quantize, QUANTIZE, {"weights": np.zeros((2, 32), U32)}),
         (_native.quantize, QUANTIZE, {"weights": [0.0] * 64}),
-        (_native.quantize, QUANTIZE, {"words": np.zeros(8, np.float32)}),
         (_native.quantize, QUANTIZE, {"words": read_only(U32, 8)}),
-        (_native.quantize, QUANTIZE, {"scales": read_only(U32, 2)}),
-        (_native.quantize, QUANTIZE, {"biases": np.zeros(4, U32)[::2]}),
         (_native.quantize, QUANTIZE, {"importance": np.zeros(32, np.float64)}),
         (_native.quantize, QUANTIZE, {"first_column": -1}),
         (_native.dequantize, DEQUANTIZE, {"out": read_only(U32, 64)}),
-        (_native.decode_blocks, DECODE, {"codes": np.zeros(600, U8)[::2]}),
         (_native.decode_blocks, DECODE, {"scales": np.ones((2, 1), U32)}),
-        (_native.decode_blocks, DECODE, {"out": read_only(U16, 300)}),
         (_native.decode_blocks, DECODE, {"cols": 2**64}),
     ],
 )

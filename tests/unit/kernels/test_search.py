@@ -11,8 +11,8 @@ import ml_dtypes
 import numpy as np
 import pytest
 from support.weights import (
+    BF16,
     DTYPES,
-    EVERY,
     F32,
     FP,
     assert_same_parts,
@@ -31,7 +31,6 @@ Array = np.ndarray[Any, Any]
 
 DEFAULTS = [("int4", 32), ("int8", 64), *FP]
 
-any_form = pytest.mark.parametrize(("quant_type", "group_size"), EVERY)
 any_default = pytest.mark.parametrize(("quant_type", "group_size"), DEFAULTS)
 
 
@@ -67,31 +66,21 @@ def assert_never_worse(
         assert not nan & set(np.unique(searched.scale).tolist())
 
 
-@any_form
-def test_usual_groups(quant_type: str, group_size: int) -> None:
-    for dtype in DTYPES:
-        weights = shaped_groups(dtype, 600, group_size)
-        assert_never_worse(weights, quant_type, group_size)
-        rows = weights.reshape(-1, 5 * group_size)
-        for seed in range(2):
-            importance = random_importance(5 * group_size, seed)
-            assert_never_worse(rows, quant_type, group_size, importance)
-
-
 @any_default
 def test_any_magnitude_and_the_edges_of_the_format(quant_type: str, group_size: int) -> None:
-    noise = np.random.default_rng(group_size).standard_normal((5, 128))
+    noise = np.random.default_rng(group_size).standard_normal((2, 128))
     powers = 2.0 ** np.arange(-150, 129)[:, None, None]
     for dtype in DTYPES:
         limit = float(ml_dtypes.finfo(dtype).max)
         with np.errstate(over="ignore"):
             scaled = np.clip((noise * powers).reshape(-1, 128), -limit, limit).astype(dtype)
-        for weights in (scaled, edge_weights(dtype)):
+        usual = shaped_groups(dtype, 640, group_size).reshape(-1, 128)
+        for weights in (usual, scaled, edge_weights(dtype)):
             for importance in (None, random_importance(128)):
                 assert_never_worse(weights, quant_type, group_size, importance)
 
 
-@any_form
+@any_default
 def test_a_group_that_minmax_stores_exactly_is_stored_as_minmax_stores_it(
     quant_type: str, group_size: int
 ) -> None:
@@ -107,21 +96,17 @@ def test_a_group_that_minmax_stores_exactly_is_stored_as_minmax_stores_it(
 
 @any_default
 def test_only_the_ratios_of_importance_count(quant_type: str, group_size: int) -> None:
-    for dtype in DTYPES:
-        weights = random_weights(dtype, 12, 640)
-        importance = random_importance(640).astype(np.float64)
-        weighted, _ = both(weights, quant_type, group_size, importance)
-        for factor in (2, 2.0**40, 2.0**-90, 2.0**200, 2.0**-200):
-            scaled, _ = both(weights, quant_type, group_size, importance * factor)
-            assert_same_parts(scaled, weighted)
-        plain, _ = both(weights, quant_type, group_size)
-        for constant in (1, 1.3, 7e30, 1e-20):
-            assert_same_parts(
-                both(weights, quant_type, group_size, np.full(640, constant))[0], plain
-            )
+    weights = random_weights(BF16, 12, 640)
+    importance = random_importance(640).astype(np.float64)
+    weighted, _ = both(weights, quant_type, group_size, importance)
+    for factor in (2.0**-90, 2.0**200):
+        assert_same_parts(both(weights, quant_type, group_size, importance * factor)[0], weighted)
+    plain, _ = both(weights, quant_type, group_size)
+    constant = np.full(640, 7e30)
+    assert_same_parts(both(weights, quant_type, group_size, constant)[0], plain)
 
 
-@any_form
+@any_default
 def test_importance_of_0_everywhere_gives_what_minmax_gives(
     quant_type: str, group_size: int
 ) -> None:
@@ -134,22 +119,6 @@ def test_importance_of_0_everywhere_gives_what_minmax_gives(
     np.testing.assert_array_equal(found.scale[:, 0], minmax.scale[:, 0])
     words = group_size * found.quant_type.bits // 32
     np.testing.assert_array_equal(found.weight[:, :words], minmax.weight[:, :words])
-
-
-@pytest.mark.parametrize(("quant_type", "group_size"), FP)
-def test_weights_of_importance_0_do_not_keep_the_others_from_their_best_scale(
-    quant_type: str, group_size: int
-) -> None:
-    weights = np.random.default_rng(9).standard_normal((300, group_size))
-    importance = np.where(np.arange(group_size) % 2, 1.0, 0.0)
-    spiked = weights.copy()
-    spiked[:, 0] = 3e4
-    for dtype in DTYPES:
-        alone, beside = (
-            squared_errors(values, both(values, quant_type, group_size, importance)[0], importance)
-            for values in (weights.astype(dtype), spiked.astype(dtype))
-        )
-        np.testing.assert_allclose(beside, alone, rtol=2e-4, atol=0)
 
 
 @any_default
@@ -166,26 +135,16 @@ def test_a_huge_weight_of_importance_0_does_not_stop_the_search(
 
 @pytest.mark.parametrize(
     ("quant_type", "group_size", "bound"),
-    [
-        ("int4", 32, 0.87),
-        ("int4", 64, 0.90),
-        ("int4", 128, 0.92),
-        ("int8", 64, 0.89),
-        ("nvfp4", 16, 0.87),
-        ("mxfp4", 32, 0.96),
-        ("mxfp8", 32, 1.0),
-    ],
+    [("int4", 32, 0.87), ("int8", 64, 0.89), ("nvfp4", 16, 0.87), ("mxfp4", 32, 0.96)],
 )
 def test_the_error_on_normal_weights_is_at_most_this_part_of_minmax_s(
     quant_type: str, group_size: int, bound: float
 ) -> None:
-    weights = np.random.default_rng(7).standard_normal((256, 1280)) * 0.7
+    weights = (np.random.default_rng(7).standard_normal((256, 1280)) * 0.7).astype(BF16)
     importance = random_importance(1280)
-    for dtype in DTYPES:
-        values = weights.astype(dtype)
-        searched, minmax = both(values, quant_type, group_size)
-        sums = [squared_errors(values, parts).sum() for parts in (searched, minmax)]
-        assert np.sqrt(sums[0] / sums[1]) <= bound
-        weighted, _ = both(values, quant_type, group_size, importance)
-        sums = [squared_errors(values, parts, importance).sum() for parts in (weighted, searched)]
-        assert sums[0] < sums[1] or quant_type == "mxfp8"
+    searched, minmax = both(weights, quant_type, group_size)
+    sums = [squared_errors(weights, parts).sum() for parts in (searched, minmax)]
+    assert np.sqrt(sums[0] / sums[1]) <= bound
+    weighted, _ = both(weights, quant_type, group_size, importance)
+    sums = [squared_errors(weights, parts, importance).sum() for parts in (weighted, searched)]
+    assert sums[0] < sums[1]

@@ -5,13 +5,12 @@ Not only the best target of this machine: a processor of a lower level runs anot
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 import pytest
 from support.weights import (
-    AFFINE,
     BF16,
     DTYPES,
     EVERY,
@@ -40,19 +39,26 @@ from blobstore.kernels.arrays import QuantizedArray
 Array = np.ndarray[Any, Any]
 
 DEFAULTS = [("int4", 32), ("int8", 64), *FP]
-# Blocks of 16, 8, 4 and 1 groups: one more and one less than whole blocks, and single groups.
-FEW = (1, 4, 7, 9, 15, 16, 17, 31, 33)
+# Blocks of 16, 8, 4 and 1 groups: whole blocks, one more and one less, and single groups.
+FEW = (1, 7, 9, 16, 33)
 
 any_form = pytest.mark.parametrize(("quant_type", "group_size"), EVERY)
 any_default = pytest.mark.parametrize(("quant_type", "group_size"), DEFAULTS)
 
 
-def assert_dequantized_alike(quantized: QuantizedArray[Array]) -> None:
+def assert_read_alike(quantized: QuantizedArray[Array], weights: Array | None = None) -> None:
+    """Fail unless all targets give the twin's values, and its comparison with weights."""
     for dtype in ("float32", "bfloat16", "float16"):
         expected = raw_or_nan(kernels.dequantize(quantized, dtype, kernel=TWIN))
         for name, kernel in TARGETS.items():
             values = raw_or_nan(kernels.dequantize(quantized, dtype, kernel=kernel))
             np.testing.assert_array_equal(values, expected, err_msg=f"{name} {dtype}")
+    if weights is None:
+        weights = np.resize(random_weights(BF16, 8, 640).reshape(-1), quantized.size)
+    compared = kernels.compare(weights, quantized, kernel=TWIN)
+    for name, kernel in TARGETS.items():
+        found = kernels.compare(weights, quantized, kernel=kernel)
+        np.testing.assert_array_equal(found, compared, err_msg=name)
 
 
 def assert_quantized_alike(
@@ -96,35 +102,27 @@ def assert_filled_alike(
 
 @any_form
 def test_random_weights_and_edges(quant_type: str, group_size: int) -> None:
+    factors: list[dict[str, Any]] = [{}, {"global_scale": True}][: 1 + (quant_type == "nvfp4")]
+    alike = partial(assert_quantized_alike, quant_type=quant_type, group_size=group_size)
     for dtype in DTYPES if (quant_type, group_size) in DEFAULTS else [BF16]:
         for weights in (random_weights(dtype, 9, 384), edge_weights(dtype)):
-            quantized = assert_quantized_alike(weights, quant_type, group_size)
-            assert_dequantized_alike(quantized)
-            for importance in (None, random_importance(weights.shape[1])):
-                options = {"method": "search", "importance": importance}
-                quantized = assert_quantized_alike(weights, quant_type, group_size, **options)
-            assert_dequantized_alike(quantized)
+            importance = random_importance(weights.shape[1])
+            for factor in factors:
+                assert_read_alike(alike(weights, **factor), weights)
+                alike(weights, method="search", **factor)
+                searched = alike(weights, method="search", importance=importance, **factor)
+                assert_read_alike(searched, weights)
 
 
 @any_default
-def test_searches_side_by_side_that_end_at_different_times(
-    quant_type: str, group_size: int
-) -> None:
-    for dtype in DTYPES:
-        weights = shaped_groups(dtype, 5 * 35, group_size).reshape(-1, 5 * group_size)
-        for importance in (None, random_importance(5 * group_size)):
-            options = {"method": "search", "importance": importance}
-            assert_quantized_alike(weights, quant_type, group_size, **options)
-
-
-@any_default
-def test_1_to_40_groups(quant_type: str, group_size: int) -> None:
+def test_few_groups(quant_type: str, group_size: int) -> None:
     for groups in FEW:
         dtype = DTYPES[groups % 3]
         weights = shaped_groups(dtype, groups, group_size, seed=(groups,))
         for method in kernels.METHODS:
-            quantized = assert_quantized_alike(weights, quant_type, group_size, method=method)
-            assert_dequantized_alike(quantized)
+            assert_read_alike(
+                assert_quantized_alike(weights, quant_type, group_size, method=method), weights
+            )
 
 
 @any_default
@@ -140,30 +138,6 @@ def test_runs_that_start_in_any_column(quant_type: str, group_size: int) -> None
             assert assert_filled_alike(weights, kind, choice)[0] == -1
 
 
-def test_a_global_scale() -> None:
-    for dtype in DTYPES:
-        small = (random_weights(F32, 7, 640) * np.float32(1e-4)).astype(dtype)
-        for weights in (small, edge_weights(dtype)):
-            for method in kernels.METHODS:
-                options = {"method": method, "global_scale": True}
-                assert_dequantized_alike(assert_quantized_alike(weights, "nvfp4", 16, **options))
-            options["importance"] = random_importance(weights.shape[1])
-            assert_quantized_alike(weights, "nvfp4", 16, **options)
-
-
-@any_default
-def test_16_bit_values_as_the_edge_of_a_group(quant_type: str, group_size: int) -> None:
-    for dtype in (BF16, F16):
-        every = every_16_bit_value(dtype)
-        with np.errstate(invalid="ignore"):
-            edges = every[np.isfinite(every)].astype(np.float32)[:, None]
-        weights = (edges[::29] * np.linspace(-0.5, 1, group_size, dtype=np.float32)).astype(dtype)
-        quantized = assert_quantized_alike(weights, quant_type, group_size)
-        if quant_type != "int8":
-            assert_dequantized_alike(quantized)
-        assert_quantized_alike(weights[::7], quant_type, group_size, method="search")
-
-
 @pytest.mark.parametrize("quant_type", ["int4", "int8"])
 def test_16_bit_scales_and_biases_of_any_bits(quant_type: str) -> None:
     kind = QuantType(quant_type)
@@ -172,9 +146,7 @@ def test_16_bit_scales_and_biases_of_any_bits(quant_type: str) -> None:
         with np.errstate(invalid="ignore"):  # signalling NaNs
             scales = every_16_bit_value(every).reshape(256, 256)[::8].astype(dtype)
         biases = np.ascontiguousarray(scales[::-1, ::-1])
-        assert_dequantized_alike(
-            QuantizedArray(words, scales, biases, None, Quantization(kind, 32))
-        )
+        assert_read_alike(QuantizedArray(words, scales, biases, None, Quantization(kind, 32)))
 
 
 @pytest.mark.parametrize(("quant_type", "group_size"), FP)
@@ -186,7 +158,7 @@ def test_every_fp_scale_and_code(quant_type: str, group_size: int) -> None:
     words = np.repeat(octets.view(np.uint32)[None], 256, axis=0)
     factors = (0.7, -0.0, 1e30, 1e-44) if quant_type == "nvfp4" else ()
     for factor in (None, *(np.array([value], np.float32) for value in factors)):
-        assert_dequantized_alike(QuantizedArray(words, scales, None, factor, quantization))
+        assert_read_alike(QuantizedArray(words, scales, None, factor, quantization))
 
 
 def test_values_are_rounded_to_16_bits_half_to_even_whatever_their_bits() -> None:
@@ -194,8 +166,8 @@ def test_values_are_rounded_to_16_bits_half_to_even_whatever_their_bits() -> Non
     # around it.
     for dtype, output in ((BF16, "bfloat16"), (F16, "float16")):
         with np.errstate(invalid="ignore"):
-            exact = every_16_bit_value(dtype)[::5].astype(np.float32)
-            after = every_16_bit_value(dtype)[1::5].astype(np.float32)
+            exact = every_16_bit_value(dtype)[::17].astype(np.float32)
+            after = every_16_bit_value(dtype)[1::17].astype(np.float32)
             halfway = exact[:-1] * np.float32(0.5) + after * np.float32(0.5)
         beside = [np.nextafter(halfway, np.float32(end)) for end in (np.inf, -np.inf)]
         biases = np.concatenate([exact, halfway, *beside]).reshape(1, -1)
@@ -212,18 +184,16 @@ def test_values_are_rounded_to_16_bits_half_to_even_whatever_their_bits() -> Non
             )
 
 
-@pytest.mark.parametrize(("quant_type", "group_size"), AFFINE)
-def test_the_candidates_of_a_search_are_those_it_is_given(quant_type: str, group_size: int) -> None:
-    weights = shaped_groups(BF16, 43, group_size)
-    kind = Quantization(QuantType(quant_type), group_size)
-    usual = kernels.quantize(weights, quant_type, group_size=group_size, method="search")
-    for factors in ((), (1.0,), (0.5, 1.0, 1.5)):
-        for neighbours in (False, True):
-            given = kernels.AffineCandidates(factors, (-0.5, 0.0, 0.25)[: len(factors)], neighbours)
-            choice = kernels.ScaleChoice("search", candidates=given)
-            bad, parts = assert_filled_alike(weights, kind, choice)
-            assert bad == -1
-            assert (raw(parts.scale).ravel() != raw(usual.scale).ravel()).any()
+@pytest.mark.parametrize("quant_type", ["int4", "int8"])
+def test_the_candidates_of_a_search_are_those_it_is_given(quant_type: str) -> None:
+    weights = shaped_groups(BF16, 43, 32)
+    usual = kernels.quantize(weights, quant_type, group_size=32, method="search")
+    for factors, neighbours in (((), True), ((1.0,), False), ((0.5, 1.0, 1.5), True)):
+        given = kernels.AffineCandidates(factors, (-0.5, 0.0, 0.25)[: len(factors)], neighbours)
+        choice = kernels.ScaleChoice("search", candidates=given)
+        bad, parts = assert_filled_alike(weights, Quantization(QuantType(quant_type), 32), choice)
+        assert bad == -1
+        assert (raw(parts.scale).ravel() != raw(usual.scale).ravel()).any()
 
 
 LAST = 40
@@ -243,7 +213,7 @@ def with_overflow(dtype: np.dtype[Any], *groups: int) -> Array:
 def test_quantize_into_says_which_group_has_an_infinite_scale(quant_type: str, method: str) -> None:
     kind, choice = Quantization(QuantType(quant_type), 32), kernels.ScaleChoice(method)
     for dtype in (BF16, F32):
-        for groups in ((), (0,), (17, 23), (31, 33), (LAST - 1,), (0, LAST)):
+        for groups in ((), (17, 23), (31, 33), (0, LAST)):
             weights = with_overflow(dtype, *groups)
             for kernel in KERNELS:
                 options: dict[str, Any] = {"method": method, "kernel": kernel}
@@ -252,25 +222,7 @@ def test_quantize_into_says_which_group_has_an_infinite_scale(quant_type: str, m
             bad, parts = assert_filled_alike(weights, kind, choice)
             assert bad == (groups[0] * 32 if groups else -1)
             assert_same_parts(flat(parts), flat(stored))
-        for overflow, place in ((0, 0), (0, 20), (20, 0), (20, LAST), (LAST, LAST)):
+        for overflow, place in ((0, 0), (20, 0), (20, LAST)):
             weights = with_overflow(dtype, overflow)
             weights[place, 5] = np.nan  # wherever it is, it comes first
             assert assert_filled_alike(weights, kind, choice)[0] == place * 32 + 5
-
-
-@any_default
-def test_only_affine_scales_overflow_at_the_edges_of_the_format(
-    quant_type: str, group_size: int
-) -> None:
-    """A bias never overflows: it is a weight or zero, or a search had a finite error with it."""
-    kind = Quantization(QuantType(quant_type), group_size)
-    for dtype in DTYPES:
-        most = float(ml_dtypes.finfo(dtype).max)
-        below, half = float(np.nextafter(dtype.type(most), dtype.type(0))), most / 2
-        pairs = [(half, -half), (half, -below), (most, -below), (-most, most), (most, below)]
-        ends = np.array(pairs).repeat(64, axis=0).reshape(-1, 128).astype(dtype)
-        for method in kernels.METHODS:
-            weights = np.concatenate([edge_weights(dtype), ends])
-            bad, parts = assert_filled_alike(weights, kind, kernels.ScaleChoice(method))
-            assert parts.bias is None or np.isfinite(parts.bias).all()
-            assert (bad == -1) == (parts.bias is None or dtype == F16)
