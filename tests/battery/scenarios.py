@@ -2,8 +2,7 @@
 
 A step is a line: the words of a command, with ``NAME=VALUE`` before it for its environment,
 ``< FILE`` and ``> FILE`` after it; or an ``@verb``, a method of `_Run`. ``[dense]`` before a step:
-only for that model. ``{model}`` and other words are those of the model; servers are ``{registry}``,
-``{bucket}``, ``{files}`` and, after ``@serve``, ``{host}``.
+only for that model. ``{model}`` and other words are those of the model.
 """
 
 from __future__ import annotations
@@ -12,28 +11,22 @@ import hashlib
 import importlib
 import json
 import os
-import pickle
 import re
 import shlex
 import shutil
-import signal
 import subprocess
 import sys
+import tempfile
 import time
 import traceback
 from array import array
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
-from urllib.error import HTTPError
-from urllib.request import Request, urlopen
+from typing import Any
 
 from support import FIXTURES
-from support.hub import hub
-from support.registries import CERTIFICATE, moto, registry
-from support.servers import server
 
 import blobstore
 
@@ -48,69 +41,32 @@ _TIMES = (
     (r"-cpython-\d+|blobstore 0\.\d+\.\d+[\w.+-]*", "<version>"),
 )
 _DURATIONS = frozenset(("seconds", "tokens_per_second", "modified", "age"))
-_HEADERS = (
-    *("content-type", "docker-content-digest", "content-range", "vary"),
-    *("access-control-allow-origin", "accept-ranges", "allow"),
-)
-_PATIENCE_S = 120
-
-
 Outcome = tuple[int, bytes, bytes]
 """A command's exit code, and what it printed on stdout and stderr."""
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class World:
-    """A folder with the sources, and the servers."""
+    """A folder with the sources, and the environment of commands."""
 
     root: Path
     variables: dict[str, str]
-    places: dict[str, str] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        for name in _MODELS:
-            shutil.copytree(FIXTURES / name, self.root / name)
-            for path in (self.root / name).iterdir():
-                os.utime(path, (1_700_000_000, 1_700_000_000))
-        shutil.copy(CERTIFICATE, self.root / "ca.pem")
-
-    @contextmanager
-    def servers(self, kinds: set[str]) -> Iterator[None]:
-        """Run the servers that scenarios need."""
-        with ExitStack() as stack:
-            if "registry" in kinds:
-                there = registry(self.root / "registry", htpasswd=True)
-                self.places["registry"] = f"127.0.0.1:{stack.enter_context(there).port}"
-            if "bucket" in kinds:
-                self.places["endpoint"] = stack.enter_context(moto(self.root / "moto"))
-            if "files" in kinds:
-                self.places["files"] = stack.enter_context(_hub(self.root / _MODELS[0]))
-            yield
 
     def environment(self, folder: Path) -> dict[str, str]:
         """Return the environment of commands: that of cases.toml, and where programs are."""
         named = {key: os.environ[key] for key in ("PATH", "LD_LIBRARY_PATH") if key in os.environ}
-        words = {"home": str(folder / "home"), "root": str(self.root), **self.places}
-        named |= {key: filled(text, words) for key, text in self.variables.items()}
-        return {key: text for key, text in named.items() if "{" not in text}
+        words = {"home": str(folder / "home"), "root": str(self.root)}
+        return named | {key: filled(text, words) for key, text in self.variables.items()}
 
-    def start(
-        self,
-        words: list[str],
-        folder: Path,
-        more: dict[str, str],
-        stdin: Path | None = None,
-        pipe: Path | None = None,
-    ) -> tuple[int, Path, Path]:
-        """Start a command in a forked process; return its id, and the files of its output.
-
-        ``pipe``: a named pipe instead of the first file.
-        """
+    def command(
+        self, words: list[str], folder: Path, more: dict[str, str], stdin: Path | None = None
+    ) -> Outcome:
+        """Run a command in a forked process."""
         out, err = (self.root / f"{time.monotonic_ns()}.{name}" for name in ("out", "err"))
-        out = pipe or out
         sys.stdout.flush()
         if pid := os.fork():
-            return pid, out, err
+            _, status = os.waitpid(pid, 0)
+            return os.waitstatus_to_exitcode(status), out.read_bytes(), err.read_bytes()
         code = 70
         try:
             os.chdir(folder)
@@ -138,13 +94,20 @@ class World:
             sys.stderr.flush()
             os._exit(code)
 
-    def command(
-        self, words: list[str], folder: Path, more: dict[str, str], stdin: Path | None = None
-    ) -> Outcome:
-        """Run a command."""
-        pid, out, err = self.start(words, folder, more, stdin)
-        _, status = os.waitpid(pid, 0)
-        return os.waitstatus_to_exitcode(status), out.read_bytes(), err.read_bytes()
+
+@contextmanager
+def world(variables: dict[str, str]) -> Iterator[World]:
+    """A world in a new folder."""
+    # Not TemporaryDirectory: a command that runs exit functions in its fork would remove it.
+    root = Path(tempfile.mkdtemp(prefix="battery-"))
+    try:
+        for name in _MODELS:
+            shutil.copytree(FIXTURES / name, root / name)
+            for path in (root / name).iterdir():
+                os.utime(path, (1_700_000_000, 1_700_000_000))
+        yield World(root, variables)
+    finally:
+        shutil.rmtree(root, ignore_errors=True)
 
 
 def filled(text: str, words: Mapping[str, str]) -> str:
@@ -156,52 +119,10 @@ def warm_up(*, has_lm: bool) -> None:
     """Import what most commands need, once for all forked processes."""
     for name in blobstore.__all__:
         getattr(blobstore, name)
-    for name in ("blobstore.cli.main", "pydantic", "obstore", "uvicorn"):
+    for name in ("blobstore.cli.main", "pydantic"):
         importlib.import_module(name)
     if has_lm:  # not mlx: its threads would be missing in the forked processes
         importlib.import_module("transformers.models.auto.tokenization_auto")
-
-
-@contextmanager
-def _hub(folder: Path) -> Iterator[str]:
-    """Serve a folder as the Hub does, in a forked process: the caller stays without threads."""
-    read, write = os.pipe()
-    if not (pid := os.fork()):
-        with server() as running:
-            running.play(hub(folder, f"org/{folder.name}"))
-            os.write(write, running.url.encode())
-            signal.pause()
-    try:
-        yield os.read(read, 1000).decode()
-    finally:
-        os.kill(pid, signal.SIGKILL)
-        os.waitpid(pid, 0)
-
-
-def together(functions: Sequence[Callable[[], Any]]) -> list[Any]:
-    """Return what functions return, each in a forked process, which may import anything."""
-    pipes = []
-    for function in functions:
-        read, write = os.pipe()
-        if not os.fork():
-            code = 1
-            try:
-                with os.fdopen(write, "wb") as pipe:
-                    pickle.dump(function(), pipe)
-                code = 0
-            except BaseException:  # noqa: BLE001  # the reader fails, too
-                traceback.print_exc()
-            finally:
-                os._exit(code)
-        os.close(write)
-        pipes.append(read)
-    found = []
-    for read in pipes:
-        with os.fdopen(read, "rb") as pipe:
-            found.append(pickle.load(pipe))
-    for _ in functions:
-        os.wait()
-    return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,12 +133,6 @@ class Scenario:
     steps: tuple[str, ...]
     files: dict[str, str]
     words: dict[str, str]
-    servers: frozenset[str]
-
-    @property
-    def has_lm(self) -> bool:
-        """Whether models of it answer."""
-        return any(step.startswith("run ") or "--lm" in step for step in self.steps)
 
     @classmethod
     def read(cls, document: Mapping[str, Any]) -> list[Scenario]:
@@ -228,9 +143,7 @@ class Scenario:
                 lines = [line.removeprefix(f"[{model}] ") for line in table["steps"].splitlines()]
                 steps = tuple(line for line in lines if line and not line.startswith("["))
                 name = table["name"] + (f"-{model}" if "models" in table else "")
-                kinds = frozenset(table.get("servers", ()))
-                words = document["models"][model]
-                found.append(cls(name, steps, table.get("files", {}), words, kinds))
+                found.append(cls(name, steps, table.get("files", {}), document["models"][model]))
         return found
 
     def run(self, world: World) -> dict[str, Any]:
@@ -252,17 +165,14 @@ class _Run:
         self._world = world
         self.folder = world.root / scenario.name
         (self.folder / "home").mkdir(parents=True)
-        self._places = {**scenario.words, **world.places, "bucket": f"s3://models/{scenario.name}"}
-        self._server: tuple[int, IO[str], Path] | None = None
+        self._words = scenario.words
         for name, text in scenario.files.items():
             path = self.folder / name
             path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(filled(text, self._places))
+            path.write_text(filled(text, self._words))
 
     def step(self, line: str) -> dict[str, Any]:
-        words = shlex.split(filled(line, self._places), comments=False)
-        if words[0] in {"@get", "@head", "@post"}:
-            return self.ask(words[0][1:].upper(), *words[1:])
+        words = shlex.split(filled(line, self._words), comments=False)
         if words[0].startswith("@"):
             return dict(getattr(self, words[0][1:])(*words[1:]) or {})
         more = {}
@@ -309,66 +219,6 @@ class _Run:
         return self.plain(value) if isinstance(value, str) else value
 
     # The verbs.
-
-    def serve(self, *words: str) -> dict[str, Any]:
-        """Start ``blobstore serve`` and wait for the line with its address."""
-        pipe = self._world.root / f"{self.folder.name}.pipe"
-        os.mkfifo(pipe)
-        command = ["serve", "--port", "0", *words]
-        pid, _, err = self._world.start(command, self.folder, {}, pipe=pipe)
-        output = pipe.open()
-        pipe.unlink()
-        line = output.readline()
-        if not line:
-            output.close()
-            os.waitpid(pid, 0)
-            return {"exit": "ended", "words": self._lines(err.read_text())}
-        self._server = pid, output, err
-        line = line.rstrip("\n")
-        self._places["host"] = line.rpartition("//")[2].rstrip("/")
-        manifest = self.folder / "store/manifests/registry.ollama.ai/library/a/latest"
-        if manifest.exists():
-            self._places["config"] = json.loads(manifest.read_bytes())["config"]["digest"]
-        return {"words": self._lines(line)}
-
-    def stop(self) -> dict[str, Any]:
-        """End the server as Ctrl-C does."""
-        if self._server is None:
-            return {"exit": "ended before"}
-        pid, output, err = self._server
-        self._server = None
-        os.kill(pid, signal.SIGINT)
-        _, status = os.waitpid(pid, 0)
-        output.close()
-        return {"exit": os.waitstatus_to_exitcode(status), "words": self._lines(err.read_text())}
-
-    def ask(self, method: str, target: str, *more: str) -> dict[str, Any]:
-        """Ask the server: the status, some headers, and the body. ``more``: a body, or headers."""
-        if self._server is None:
-            return {"status": "the server has ended"}
-        fields = dict(header.split("=", 1) for header in more if method != "POST")
-        data = None
-        if method == "POST":
-            fields, data = {"Content-Type": "application/json"}, more[0].encode()
-        url = f"http://{self._places['host']}{target}"
-        request = Request(url, data, fields, method=method)
-        try:
-            with urlopen(request, timeout=_PATIENCE_S) as answer:  # noqa: S310
-                status, got, raw = answer.status, answer.headers, answer.read()
-        except HTTPError as error:
-            status, got, raw = error.code, error.headers, error.read()
-        headers = {key: got[key] for key in _HEADERS if got[key]}
-        found = {"status": status, "headers": headers}
-        text = raw.decode(errors="replace")
-        with suppress(ValueError):
-            return found | {"json": self.normal(json.loads(text))}
-        if "text/html" in str(got["content-type"]):
-            return found | {"body": "a page"}
-        if "event-stream" in str(got["content-type"]):
-            lines = [line[6:] for line in text.splitlines() if line.startswith("data: ")]
-            events = [json.loads(line) if line[0] == "{" else line for line in lines]
-            return found | {"body": self.normal(events)}
-        return found | {"body": [len(raw), hashlib.sha256(raw).hexdigest()]}
 
     def store(self, name: str = "store") -> dict[str, Any]:
         """Return the digests of a store's manifests and blobs."""

@@ -1,11 +1,10 @@
-"""What users see is as recorded (tests/README.md), by a sample with every command.
+"""What users see is as recorded (tests/README.md), by a sample with most commands.
 
-All 934 steps take minutes: ``python tests/battery replay``. ``allowed.toml`` lists what may differ.
+All steps take minutes: ``python tests/battery replay``. ``allowed.toml`` lists what may differ.
 """
 
 from __future__ import annotations
 
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -13,16 +12,13 @@ from pathlib import Path
 import pytest
 
 SAMPLE = (
-    *("names", "helps", "manage", "plan-dense", "inspect-dense", "care-dense", "quality-dense"),
-    *("export-dense", "pack-dense", "sign", "registry-moe", "serve-dense", "run-dense"),
-    *("metadata", "completion", "schema"),
+    *("names", "helps", "manage", "inspect-dense", "care-dense", "export-dense", "sign"),
+    *("metadata", "completion"),
 )
 
 
 @pytest.mark.lab
 def test_a_sample_is_as_recorded() -> None:
-    if shutil.which("docker-registry") is None:
-        pytest.skip("NOT SHOWN: docker-registry is not installed")
     line = [sys.executable, str(Path(__file__).parent), "replay", *SAMPLE]
     done = subprocess.run(line, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -152,28 +152,6 @@ def test_sigterm_ends_the_server_and_an_answer(exported: Exported) -> None:
         assert running.process.wait(240) == 0
 
 
-def client_leaves_while_it_is_rendered(address: str) -> bool:
-    """Ask for an answer with a template that does not end; return False if that is the answer."""
-    messages: Any = [{"role": "user", "content": "hi"}]
-    asked = client(address).with_options(timeout=2).chat.completions
-    with pytest.raises((error_of("APITimeoutError"), error_of("BadRequestError"))) as caught:
-        asked.create(model="m", messages=messages)
-    return isinstance(caught.value, error_of("APITimeoutError"))
-
-
-def test_sigterm_ends_a_server_whose_template_does_not_end(tmp_path: Path) -> None:
-    many = "{% for i in range(99999) %}"
-    hostile = f"{many}{many}{{% endfor %}}{{% endfor %}}"
-    source = that_chats(tmp_path / "source", PYCODE, hostile)
-    home = blobstore.open_store(tmp_path / "store")
-    blobstore.import_model(source, "m", store=home, quant="int4")
-    with serving(tmp_path / "store", "m") as running:
-        while not client_leaves_while_it_is_rendered(running.address):
-            pass  # this process was stopped for so long that the template was ended before
-        running.process.send_signal(signal.SIGTERM)
-        assert running.process.wait(240) == 0
-
-
 def test_a_conversation_on_a_terminal_until_ctrl_c(exported: Exported) -> None:
     line = (*COMMAND, "run", "m", "--store", str(exported.store), "--max-tokens", "-1", "--verbose")
     terminal = Terminal(*line)
@@ -193,37 +171,6 @@ def test_a_conversation_on_a_terminal_until_ctrl_c(exported: Exported) -> None:
     terminal.interrupt()
     assert terminal.end() == 130
     assert "Error: interrupted" in terminal.shown
-
-
-HELD = """
-import time
-from mlx_lm import utils
-from blobstore.cli.main import main
-def load_tokenizer(*_, **__):
-    print("ready", flush=True)
-    while True:
-        time.sleep(0.01)
-utils.load_tokenizer = load_tokenizer
-main()
-"""
-"""A command line that loads a tokenizer without end."""
-
-
-def test_ctrl_c_while_a_model_is_loaded_leaves_nothing(exported: Exported, tmp_path: Path) -> None:
-    temporary = tmp_path / "tmp"
-    temporary.mkdir()
-    line = [sys.executable, "-c", HELD, "run", "m", "hi", "--store", str(exported.store)]
-    environment = {**os.environ, "TMPDIR": str(temporary)}
-    pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    with subprocess.Popen(line, **pipes, text=True, env=environment) as process:
-        assert process.stdout is not None
-        assert process.stderr is not None
-        assert process.stdout.readline() == "ready\n"
-        assert len(list(temporary.glob("blobstore-*"))) == 1  # the folder of its tokenizer
-        process.send_signal(signal.SIGINT)
-        assert process.wait(240) == 130
-        assert process.stderr.read() == "Error: interrupted\n"
-    assert list(temporary.glob("blobstore-*")) == []
 
 
 def test_an_answer_whose_reader_goes_away_ends(exported: Exported) -> None:

@@ -10,7 +10,6 @@ import mlx_lm
 import numpy as np
 import pytest
 from mlx import core as mx
-from mlx_lm import utils
 from safetensors.numpy import load_file
 from support import PYCODE, PYCODE_MOE
 from support.checkpoints import write_checkpoint
@@ -41,17 +40,6 @@ def test_logits_and_tokens_are_those_of_the_stored_model(
     theirs, its = blobstore.mlx_lm.load("m", store=store)
     assert tokenizer.encode("def f(x):") == its.encode("def f(x):")
     np.testing.assert_array_equal(logits(model), logits(theirs))
-
-
-def test_dequantized_folders_of_both_formats_compute_the_same(store: Store, tmp_path: Path) -> None:
-    blobstore.import_model(PYCODE, "m", store=store, quant="int8")
-    found = []
-    for form in ("mlx", "safetensors"):
-        blobstore.export_model("m", tmp_path / form, store=store, format=form, dequantize="float32")
-        model, config = utils.load_model(tmp_path / form, lazy=True)
-        assert (config["torch_dtype"], "quantization" in config) == ("float32", False)
-        found.append(logits(model))
-    np.testing.assert_array_equal(found[0], found[1])
 
 
 @pytest.mark.parametrize(

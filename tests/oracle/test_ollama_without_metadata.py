@@ -15,11 +15,10 @@ from support.ollama_cases import Case, Cases, case_maker
 from support.stores import manifest_path
 
 import blobstore
-from blobstore.errors import CorruptDataError, NotFoundError
+from blobstore.errors import CorruptDataError
 from blobstore.export.folder import export_model
 from blobstore.formats.safetensors.header import header_of as read_header
 from blobstore.inspection.comparison import diff_models
-from blobstore.inspection.listing import ListedModel, list_models, summarize
 from blobstore.names import Digest
 from blobstore.store.care.verify import verify
 from blobstore.store.local.store import Store, open_store
@@ -72,46 +71,29 @@ def test_its_tensors_are_those_of_our_import(beside: Case, source: str, tmp_path
     assert (result.damaged, result.broken) == ((), ())
     with blobstore.open_model(NAME, store=store) as theirs, beside.open() as ours:
         assert list(theirs) == list(ours)
-        for name, tensor in theirs.items():
-            assert (tensor.quant_type, tensor.group_size) == (
-                ours[name].quant_type,
-                ours[name].group_size,
-            )
-        quantized = {
-            f"{tensor.quant_type}/{tensor.group_size}"
-            for tensor in theirs.values()
-            if tensor.quant_type
-        }
-    assert quantized == {SOURCES[source]}
+        kinds, wanted = (
+            [(tensor.quant_type, tensor.group_size) for tensor in model.values()]
+            for model in (theirs, ours)
+        )
+    assert kinds == wanted
+    assert {f"{quant}/{size}" for quant, size in kinds if quant} == {SOURCES[source]}
     diff = diff_models(NAME, beside.result.name, store=store)
     assert (diff.added, diff.removed, diff.changed) == ((), (), ())
-    (listed,) = [model for model in list_models(store) if model.name.model == NAME]
-    assert isinstance(listed, ListedModel)
-    assert listed.quant_type == "int4"
-    found = store.find(NAME)
-    parameters = summarize(store, beside.result.name, beside.result.manifest)[0].parameters
-    assert {summarize(store, found, store.manifest(found))[0].parameters, listed.parameters} == {
-        parameters
-    }
-    assert blobstore.inspect(str(found), store=store).parameters == parameters
+    found = [blobstore.inspect(name, store=store) for name in (NAME, str(beside.result.name))]
+    assert found[0].parameters == found[1].parameters
     assert export_model(NAME, tmp_path / "out", store=store).files
 
 
-@pytest.mark.parametrize("settings", [None, {"bits": 4, "group_size": 128}])
 @pytest.mark.parametrize("source", ["d_mlx_int4"])
 @unquantized
-def test_settings_that_do_not_fit_are_not_believed(
-    beside: Case, settings: dict[str, int] | None
-) -> None:
+def test_settings_that_do_not_fit_are_not_believed(beside: Case) -> None:
     store = beside.store
     layer = store.manifest(store.find(NAME)).document("config.json")
     assert layer is not None
     document = json.loads(store.blobs.read(layer))
-    assert document.pop("quantization")
+    document["quantization"] = {"bits": 4, "group_size": 128}
     document.pop("quantization_config", None)
-    config = json.dumps(
-        {**document, **({"quantization": settings} if settings is not None else {})}
-    ).encode()
+    config = json.dumps(document).encode()
     (store.root / "blobs" / Digest.of(config).file_name).write_bytes(config)
     old, new = (
         f'"digest":"{layer.digest}","size":{layer.size}',
@@ -122,15 +104,4 @@ def test_settings_that_do_not_fit_are_not_believed(
         blobstore.open_model("other", store=store)
     result = verify(store, ["other"])
     assert result.is_sound
-    assert all("can't be inferred" in file.reason for file in result.odd)
     assert result.odd
-
-
-@pytest.mark.parametrize("source", ["d_mlx_int4"])
-@unquantized
-def test_a_config_that_is_missing_is_what_is_said(beside: Case) -> None:
-    layer = beside.store.manifest(beside.store.find(NAME)).document("config.json")
-    assert layer is not None
-    beside.store.blobs.remove(layer.digest)
-    with pytest.raises(NotFoundError, match=str(layer.digest)):
-        blobstore.open_model(NAME, store=beside.store)

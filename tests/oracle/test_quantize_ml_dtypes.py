@@ -158,52 +158,6 @@ def test_every_midpoint_between_nvfp4_scales_and_its_neighbours() -> None:
     assert_equals_reference(weights, "nvfp4")
 
 
-def test_nvfp4_scales_saturate_at_448_and_then_the_codes_at_6() -> None:
-    scales = np.array([447, 448, 449, 463, 464, 465, 479, 480, 481, 512, 1e6, 1e30])[:, None]
-    weights = np.zeros((len(scales), 16), np.float32)
-    weights[:, :3] = np.hstack([scales, -scales, scales / 2]) * 6
-    weights[:, 3:6] = np.array([448 / 4, 448 * 5 / 6, 448 * 5.001 / 6]) * 6
-    assert set(expected_parts(weights, FORMATS["nvfp4"])[1].view(np.uint8).ravel()) == {0x7E}
-    assert_equals_reference(weights, "nvfp4")
-
-
-@any_e8m0
-def test_e8m0_scales_around_every_power_of_two_down_to_the_clamp(quant_type: str) -> None:
-    amax = around(np.ldexp(np.float32(FORMATS[quant_type].largest), np.arange(-140, 119)), 3)
-    inner = np.linspace(-1, 1, 31, dtype=np.float32)
-    assert_equals_reference(np.hstack([amax, amax * inner]), quant_type)
-
-
-# Eight weights that no other nvfp4 scale than 1 meets all: a search in which only they count must
-# choose it.
-ANCHORS = np.array([0.5, 1, 1.5, 2, 3, 4, 6, -6], np.float32)
-
-
-@pytest.mark.parametrize("dtype", [BF16, F16], ids=str)
-def test_every_16_bit_weight_over_some_nvfp4_scales_has_the_code_of_the_quotient(
-    dtype: np.dtype[Any],
-) -> None:
-    # quantize.h (fp_code) multiplies by the inverse and drops the product's last bits. Minmax gives
-    # a scale only to weights that need it; here half of a group fixes the scale, and the other
-    # half, which counts nothing, is anything.
-    every = every_16_bit_value(dtype)
-    with np.errstate(invalid="ignore"):
-        # Beyond 2^60 (BF16) squares overflow, and a search finds nothing; those saturate whatever
-        # the scale is.
-        kept = every[np.abs(every.astype(np.float32)) <= np.float32(2.0**60)]
-    anything = np.resize(kept, (-(-len(kept) // 8), 8))
-    for scale_bits in (1, 7, 8, 0x2D, 0x3F, 0x53, 0x7E):
-        scale = np.array([scale_bits], np.uint8).view(E4M3).astype(np.float32)
-        anchors = np.repeat((ANCHORS * scale).astype(dtype)[None], len(anything), axis=0)
-        weights = np.hstack([anchors, anything])
-        words = packed(rounded(weights.astype(np.float32) / scale, E2M1), 4)
-        options: dict[str, Any] = {"method": "search", "importance": np.repeat([1, 0], 8)}
-        for kernel in TARGETS.values():
-            quantized = kernels.quantize(weights, "nvfp4", kernel=kernel, **options)
-            assert set(quantized.scale.ravel().tolist()) == {scale_bits}
-            np.testing.assert_array_equal(quantized.weight, words)
-
-
 @any_type
 def test_every_scale_and_code_dequantizes_to_their_product(quant_type: str) -> None:
     form = FORMATS[quant_type]

@@ -15,8 +15,6 @@ from support.prequantized_sources import mlx_model
 
 import blobstore
 from blobstore.errors import UnsupportedSourceError
-from blobstore.export.values import are_finite
-from blobstore.kernels.arrays import Array
 from blobstore.store.local.store import Store
 
 DTYPES = {"bfloat16": "BF16", "float16": "F16", "float32": "F32"}
@@ -111,19 +109,6 @@ def test_a_value_that_does_not_fit_is_an_error_that_names_it(
     assert sorted(path.name for path in tmp_path.iterdir()) == ["in", "store"]
 
 
-def test_with_many_threads_the_error_is_the_first_tensors(
-    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("blobstore.export.folder._BATCH_PIECES", 1)
-    weights = np.ones((64, 256), np.float32)
-    weights[::8] = 1e9
-    tensors = {f"t{number}.weight": weights for number in range(8)}
-    blobstore.import_model(write_checkpoint(tmp_path / "in", tensors), "m", store=store)
-    with pytest.raises(UnsupportedSourceError) as caught:
-        blobstore.export_model("m", tmp_path / "out", store=store, dequantize="float16", jobs=8)
-    assert (caught.value.tensor, caught.value.index) == ("t0.weight", (0, 0))
-
-
 def test_arrays_at_odd_places_and_odd_values(store: Store, tmp_path: Path) -> None:
     """The file has the source's order, which the safetensors library would not have written."""
     tensors = {
@@ -136,16 +121,3 @@ def test_arrays_at_odd_places_and_odd_values(store: Store, tmp_path: Path) -> No
     blobstore.export_model("m", tmp_path / "out", store=store, dequantize="bfloat16")
     assert list(raw_tensors(tmp_path / "out")) == list(tensors)
     assert_dequantized(store, tmp_path / "out", "bfloat16", set(tensors))
-
-
-@pytest.mark.parametrize("dtype", [ml_dtypes.bfloat16, np.float16, np.float32])
-def test_values_that_are_not_finite_are_noticed(dtype: type) -> None:
-    information = ml_dtypes.finfo(dtype)
-    values: Array = np.array([0.0, -0.0, information.max, information.min, information.tiny], dtype)
-    assert are_finite(np.resize(values, 100))
-    assert are_finite(values[:0])
-    for place in (0, 7, 99):
-        for odd in (np.inf, -np.inf, np.nan):
-            every = np.resize(values, 100)
-            every[place] = odd
-            assert not are_finite(every)

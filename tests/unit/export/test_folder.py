@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import errno
-import fcntl
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -11,7 +9,7 @@ from pathlib import Path
 import pytest
 from support.checkpoints import safetensors_bytes, small_tensors, write_checkpoint
 from support.exports import raw_tensors
-from support.stores import commit_model, link_by_hand, open_files
+from support.stores import commit_model, link_by_hand
 
 import blobstore
 from blobstore.errors import (
@@ -101,21 +99,6 @@ def test_a_folder_that_was_filled_meanwhile_stays(store: Store, tmp_path: Path) 
     assert names(tmp_path) == ["out"]
 
 
-@pytest.mark.usefixtures("model")
-def test_no_file_stays_open_where_locking_fails(
-    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def fail(_fd: int, _how: int) -> None:
-        raise OSError(errno.ENOLCK, "no locks")
-
-    monkeypatch.setattr(fcntl, "flock", fail)
-    for write in (blobstore.export_model, blobstore.save_models):
-        before = open_files()
-        with pytest.raises(StorageError, match="no locks"):
-            write("m", tmp_path / write.__name__, store=store)
-        assert open_files() == before
-
-
 def test_of_two_exports_at_once_one_is_refused(model: Path, store: Store, tmp_path: Path) -> None:
     started, refused = threading.Event(), threading.Event()
 
@@ -157,16 +140,6 @@ def test_a_link_in_the_staging_folders_place_is_not_followed(store: Store, tmp_p
     with pytest.raises(StorageError):
         blobstore.export_model("m", tmp_path / "out", store=store)
     assert (tmp_path / "victim" / "mine").read_text() == "x"
-
-
-@pytest.mark.usefixtures("model")
-def test_an_interrupted_export_leaves_nothing(store: Store, tmp_path: Path) -> None:
-    def interrupt(_: int, __: str) -> None:
-        raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        blobstore.export_model("m", tmp_path / "out", store=store, progress=interrupt)
-    assert names(tmp_path) == []
 
 
 @pytest.mark.usefixtures("model")
@@ -224,15 +197,3 @@ def test_models_that_can_not_be_exported(store: Store, tmp_path: Path) -> None:
     assert names(tmp_path) == []
     blobstore.export_model("foreign", tmp_path / "out", store=store)
     assert names(tmp_path / "out") == ["model.safetensors"]
-
-
-@pytest.mark.usefixtures("model")
-def test_every_file_is_synced(
-    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    synced: list[str] = []
-    monkeypatch.setattr(
-        files, "sync", lambda fd: synced.append(Path(f"/proc/self/fd/{fd}").readlink().name)
-    )
-    blobstore.export_model("m", tmp_path / "out", store=store)
-    assert sorted(synced) == ["config.json", "model.safetensors"]

@@ -5,11 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 import pytest
 from support import PYCODE_MOE
-from support.checkpoints import normal, write_checkpoint
+from support.checkpoints import write_checkpoint
 from support.exports import mixture_tensors
 
 import blobstore
@@ -61,15 +60,6 @@ def test_a_mixture(
 def test_a_folder_for_mlx(store: Store, tmp_path: Path) -> None:
     blobstore.import_model(PYCODE_MOE, "m", store=store, quant="int4")
     assert_same(store, tmp_path / "out", format="mlx")
-
-
-def test_transposed_weights(store: Store, tmp_path: Path) -> None:
-    name = "model.layers.0.mlp.experts.gate_up_proj"
-    tensors = {name: normal(name, 2, 64, 128, dtype=ml_dtypes.bfloat16)}
-    config = {"model_type": "gpt_oss", "architectures": ["GptOssForCausalLM"]}
-    source = write_checkpoint(tmp_path / "in", tensors, config)
-    blobstore.import_model(source, "m", store=store, quant="mxfp4")
-    assert_same(store, tmp_path / "out", dequantize="bfloat16")
 
 
 def test_values_that_do_not_fit_and_a_blob_that_changed(store: Store, tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from support import PYCODE
-from support.checkpoints import LLAMA_CONFIG, normal, small_tensors, write_checkpoint
+from support.checkpoints import normal, write_checkpoint
 from support.exports import raw_tensors, tensor_layers
 from support.stores import commit_model
 
@@ -63,27 +63,6 @@ def others(manifest: Manifest) -> list[tuple[str, str]]:
     ]
 
 
-@pytest.mark.parametrize("config", [QWEN, {**LLAMA_CONFIG, "model_type": None}])
-def test_without_texts_there_is_no_modelfile(
-    store: Store, tmp_path: Path, config: dict[str, Any]
-) -> None:
-    blobstore.import_model(write_checkpoint(tmp_path / "in", config=config), "m", store=store)
-    found = blobstore.export_model("m", tmp_path / "out", store=store).files
-    assert found.keys() == {"config.json", "model.safetensors"}
-
-
-def test_a_parser_of_the_users_choice_alone(store: Store, tmp_path: Path) -> None:
-    (tmp_path / "Modelfile").write_text("FROM in\nRENDERER mine\n")
-    blobstore.import_model(
-        write_checkpoint(tmp_path / "in", config=QWEN),
-        "m",
-        store=store,
-        modelfile=tmp_path / "Modelfile",
-    )
-    blobstore.export_model("m", tmp_path / "out", store=store)
-    assert (tmp_path / "out" / "Modelfile").read_text() == "FROM .\nRENDERER mine\n"
-
-
 UNWRITABLE = [
     (SYSTEM_MEDIA_TYPE, b'a """\n in the middle of lines that end with "\n"""\n'),
     (SYSTEM_MEDIA_TYPE, b"an escape \x1b[31m"),
@@ -128,13 +107,6 @@ def test_a_draft_model_is_a_checkpoint_of_its_own(store: Store, tmp_path: Path) 
         None, "again", store=store, modelfile=tmp_path / "out" / "Modelfile"
     ).manifest
     assert tensor_layers(again) == tensor_layers(manifest)
-
-
-def test_tensors_called_draft_are_no_draft_model(store: Store, tmp_path: Path) -> None:
-    source = write_checkpoint(tmp_path / "in", small_tensors() | {"draft.x": normal("x", 4)})
-    blobstore.import_model(source, "m", store=store)
-    blobstore.export_model("m", tmp_path / "out", store=store)
-    assert raw_tensors(tmp_path / "out") == raw_tensors(source)
 
 
 def test_an_unknown_draft_is_left_out_for_mlx_and_said(store: Store, tmp_path: Path) -> None:
@@ -196,20 +168,3 @@ def test_a_broken_own_document(store: Store, tmp_path: Path, document: Any) -> N
     with pytest.raises(DocumentError, match=r"blobstore\.json") as caught:
         blobstore.export_model("m", tmp_path / "out", store=store)
     assert caught.value.rule == "B1"
-
-
-def test_hostile_names_of_the_sources_files(store: Store, tmp_path: Path) -> None:
-    file = {"name": "../evil.safetensors", "metadata": {}, "tensors": list(small_tensors())}
-    own = {"version": 1, "sources": [file]}
-    with_documents(store, tmp_path, {"blobstore.json": json.dumps(own).encode()})
-    with pytest.raises(UnsupportedSourceError, match="can't be a file"):
-        blobstore.export_model("m", tmp_path / "out", store=store, max_shard_size="source")
-    blobstore.export_model("m", tmp_path / "out", store=store)
-
-
-def test_an_unnamed_document_is_said(store: Store, tmp_path: Path) -> None:
-    with_documents(store, tmp_path, {None: b"{}"})
-    result = blobstore.export_model("m", tmp_path / "out", store=store)
-    assert result.notes == (
-        f"a layer of type '{JSON_MEDIA_TYPE}' can't be written in a Modelfile and was left out",
-    )

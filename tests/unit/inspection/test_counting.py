@@ -1,19 +1,14 @@
-"""Logical counts: what is packed counts as what it stands for, whoever packed it.
-
-The published count is the Hub's for RedHatAI/Meta-Llama-3.1-8B-Instruct-quantized.w4a16. Source:
-huggingface/huggingface.js packages/hub/src/lib/parse-safetensors-metadata.spec.ts, August 2026.
-"""
+"""Logical counts: what is packed counts as what it stands for, whoever packed it."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 from support.checkpoints import normal, small_tensors, write_checkpoint
 from support.producers import COPIED, DECODED
-from support.sparse import Tensor, Tensors, merged, write_sparse, write_sparse_folder
+from support.sparse import Tensors, write_sparse
 
 import blobstore
 from blobstore.inspection.inspect import inspect
@@ -88,50 +83,3 @@ def test_buffers_masks_and_positions_count_as_they_are(tmp_path: Path) -> None:
     assert found.parameter_count == {"F16": 12, "I64": 514, "U8": 4_194_304}
     assert found.notes == ()
     assert len(found.tensors) == 5
-
-
-def llama_8b(dtype: str, linear: Callable[[str, int, int], Tensors]) -> Tensors:
-    """Return the tensors of a Llama 3 8B whose linear layers are stored by ``linear``."""
-    hidden, inner, keys = 4096, 14336, 1024
-    shapes = {
-        **dict.fromkeys(("mlp.gate_proj", "mlp.up_proj"), (inner, hidden)),
-        **dict.fromkeys(("self_attn.o_proj", "self_attn.q_proj"), (hidden, hidden)),
-        **dict.fromkeys(("self_attn.k_proj", "self_attn.v_proj"), (keys, hidden)),
-        "mlp.down_proj": (hidden, inner),
-    }
-
-    def parts() -> Iterator[Tensors]:
-        words = ("lm_head", "model.embed_tokens")
-        yield {f"{name}.weight": (dtype, (128_256, hidden)) for name in words}
-        yield {"model.norm.weight": (dtype, (hidden,))}
-        for layer in (f"model.layers.{number}" for number in range(32)):
-            norms = ("input_layernorm", "post_attention_layernorm")
-            yield {f"{layer}.{name}.weight": (dtype, (hidden,)) for name in norms}
-            yield from (linear(f"{layer}.{name}", *shape) for name, shape in shapes.items())
-
-    return merged(parts())
-
-
-def gptq(name: str, rows: int, cols: int) -> dict[str, Tensor]:
-    """Return the tensors of a linear layer of GPTQ with a bias."""
-    return {
-        f"{name}.bias": ("F16", (rows,)),
-        f"{name}.g_idx": ("I32", (cols,)),
-        f"{name}.qweight": ("I32", (cols // 8, rows)),
-        f"{name}.qzeros": ("I32", (cols // 128, rows // 8)),
-        f"{name}.scales": ("F16", (cols // 128, rows)),
-    }
-
-
-def test_a_published_model_counts_as_published(tmp_path: Path) -> None:
-    tensors = llama_8b("F16", gptq)
-    settings = {"quant_method": "gptq", "bits": 4, "group_size": 128}
-    config = {"quantization_config": settings}
-    found = inspect(write_sparse_folder(tmp_path / "with", tensors, config, shards=3))
-    counts = {"F16": 1_052_315_648, "I32": 6_979_321_856}
-    assert found.parameter_count == counts
-    (one,) = found.quantizations
-    assert (one.type, one.group_size, one.format, one.tensors) == ("int4", 128, "GPTQ", 224)
-    assert found.notes == ()
-    alone = inspect(write_sparse_folder(tmp_path / "without", tensors))
-    assert alone.parameter_count == counts  # by the shapes, without a config.json

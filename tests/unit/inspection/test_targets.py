@@ -13,10 +13,9 @@ from hypothesis import example, given, strategies as st
 from support.checkpoints import safetensors_bytes, small_tensors, write_checkpoint
 
 import blobstore
-from blobstore.errors import BlobStoreError, NotFoundError, StorageError, UsageError
+from blobstore.errors import NotFoundError, StorageError, UsageError
 from blobstore.inspection.inspect import inspect, model_named
 from blobstore.inspection.inspection import TargetKind
-from blobstore.names import ModelName
 from blobstore.source.addresses import open_folder
 from blobstore.source.web import HubTarget, parse_hub, parse_hub_page
 from blobstore.store.local.store import Store
@@ -62,20 +61,6 @@ def test_pages_of_the_hub_are_its_repositories() -> None:
         assert model_named(page) is None
 
 
-def test_short_addresses_and_pages_of_another_endpoint() -> None:
-    assert parse_hub("hf://gpt2") == HubTarget("gpt2", "main", "")
-    assert parse_hub("hf://org/name@main/") == HubTarget("org/name", "main", "")
-    page = parse_hub_page("http://localhost:1/hf/org/name/tree/x", "http://localhost:1/hf")
-    assert page == HubTarget("org/name", "x", "")
-
-
-def test_what_may_be_the_name_of_a_stored_model() -> None:
-    assert model_named("gpt2:latest") == ModelName(model="gpt2")
-    assert model_named("team/model") == ModelName(namespace="team", model="model")
-    for text in ("./gpt2", "/gpt2", "gpt2.safetensors", "not a name", "hf://gpt2"):
-        assert model_named(text) is None
-
-
 def test_invalid_addresses_are_wrong_use() -> None:
     for text in (
         *("hf://org/name@", "hf://org/name@/x", "hf://datasets/org/name", "hf://org/name/../x"),
@@ -99,24 +84,11 @@ def test_a_path_that_exists_wins_over_a_stored_model(
     assert inspect("tiny:latest", store=store).kind is TargetKind.MODEL
 
 
-@pytest.mark.parametrize(
-    ("target", "says"),
-    [
-        ("missing", "no file or folder at 'missing', and no stored model 'missing:latest'"),
-        ("./missing", "no file or folder at ./missing"),
-        (Path("missing"), "no file or folder at missing"),
-    ],
-)
-def test_nothing_of_that_name(store: Store, target: str | Path, says: str) -> None:
-    with pytest.raises(NotFoundError) as caught:
+@pytest.mark.parametrize("target", ["missing", "./missing", Path("missing"), "a\0b", "\udcff"])
+def test_nothing_of_that_name(store: Store, target: str | Path) -> None:
+    with pytest.raises((NotFoundError, StorageError)) as caught:
         inspect(target, store=store)
-    assert caught.value.message == says
-
-
-@pytest.mark.parametrize("target", ["a\0b", "/dev/null", "x" * 5000, "\udcff"])
-def test_paths_that_can_not_be_read(store: Store, target: str) -> None:
-    with pytest.raises(BlobStoreError):
-        inspect(target, store=store)
+    assert ("stored model" in caught.value.message) == (target == "missing")
 
 
 def test_a_path_needs_no_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

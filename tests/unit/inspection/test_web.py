@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from dataclasses import replace
-from itertools import repeat
 from pathlib import Path
 
 import pytest
@@ -13,7 +11,6 @@ from support.checkpoints import LLAMA_CONFIG, safetensors_bytes, small_tensors, 
 from support.packed import PACKED
 from support.retry_policies import patient_clients
 from support.servers import (
-    WAIT,
     Answer,
     Server,
     files,
@@ -28,13 +25,11 @@ from blobstore.cli.main import run
 from blobstore.errors import (
     BlobStoreError,
     HeaderError,
-    LimitExceededError,
     NotFoundError,
     RemoteError,
 )
 from blobstore.inspection.inspect import inspect
 from blobstore.inspection.inspection import Inspection, TargetKind
-from blobstore.io.budget import Budget
 
 INDEX = "model.safetensors.index.json"
 
@@ -118,40 +113,16 @@ def test_a_file_of_any_address(server: Server, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("target", "missing"),
-    [
-        ("x/", "x/model.safetensors"),
-        ("x.safetensors", "x.safetensors"),
-        ("x.safetensors.index.json", "x.safetensors.index.json"),
-    ],
-)
-def test_an_address_without_a_file(server: Server, target: str, missing: str) -> None:
-    server.play(files({}))
-    with pytest.raises(NotFoundError, match=f"{missing} does not exist"):
-        inspect(server.at(target))
-
-
-def test_a_shard_that_is_missing(server: Server, sharded: Path) -> None:
-    table = served(sharded)
-    del table["model-00002-of-00003.safetensors"]
-    server.play(files(table))
-    with pytest.raises(
-        NotFoundError,
-        match=f"{INDEX} names the shard model-00002-of-00003.safetensors, which is missing",
-    ) as caught:
-        inspect(server.at(""))
-    assert caught.value.rule == "I1"
-
-
-@pytest.mark.parametrize(
     ("answer", "kind"),
     [
         (lambda _: reply(200, body=b"<html>" * 100), BlobStoreError),
         (lambda _: reply(403), RemoteError),
         (files({"model.safetensors": b"\xff" * 100}), HeaderError),
         (files({INDEX: b'{"weight_map": {"a": "../x.safetensors"}}'}), BlobStoreError),
+        (files({INDEX: b'{"weight_map": {"a": "x.safetensors"}}'}), NotFoundError),
+        (files({}), NotFoundError),
     ],
-    ids=["html", "forbidden", "no file", "a path in an index"],
+    ids=["html", "forbidden", "no file", "a path in an index", "no shard", "nothing"],
 )
 def test_what_a_server_should_not_answer(
     server: Server, answer: Answer, kind: type[BlobStoreError]
@@ -160,23 +131,6 @@ def test_what_a_server_should_not_answer(
     with pytest.raises(kind):
         inspect(server.at(""))
     assert all(".." not in asked.target for asked in script.asked)
-
-
-def test_an_index_of_shards_that_never_come(
-    server: Server, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """All of them together get the time that one would get."""
-    monkeypatch.setitem(Budget.__init__.__kwdefaults__ or {}, "seconds", 0.5)
-    places = {f"t{number}": f"model-{number:05}-of-00999.safetensors" for number in range(999)}
-    table = files({INDEX: json.dumps({"weight_map": places}).encode()})
-    script = server.play(
-        lambda asked: table(asked) if asked.target == f"/{INDEX}" else repeat(WAIT)
-    )
-    with pytest.raises(
-        LimitExceededError, match=r"limit exceeded: servers sent [0-9,]+ bytes for http://127"
-    ):
-        inspect(server.at(""))
-    assert len(script.asked) <= 1 + 16
 
 
 def hub(folder: Path, repository: str = "org/name", revision: str = "main") -> Answer:

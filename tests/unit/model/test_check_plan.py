@@ -7,9 +7,7 @@ import shutil
 from pathlib import Path
 
 import mlx_lm
-import numpy as np
 import pytest
-from safetensors.numpy import load_file, save_file
 from support import PYCODE, PYCODE_MOE
 from support.checkpoints import write_checkpoint
 
@@ -36,21 +34,6 @@ def test_what_does_not_fit_is_told(tmp_path: Path) -> None:
     verdict = check_plan(blobstore.plan_import(folder))
     assert verdict.runs is Runs.NO
     assert verdict.reason.startswith("mlx-lm's network needs 'model.layers.0.")
-
-
-def test_an_array_that_mlx_does_not_have_is_told(tmp_path: Path) -> None:
-    folder = tmp_path / "in"
-    shutil.copytree(PYCODE, folder)
-    tensors = load_file(PYCODE / "model.safetensors")
-    norm = tensors["model.norm.weight"]
-    save_file(
-        {**tensors, "model.norm.weight": norm.astype(np.float64)}, folder / "model.safetensors"
-    )
-    verdict = check_plan(blobstore.plan_import(folder))
-    assert (verdict.runs, verdict.reason) == (
-        Runs.NO,
-        "MLX has no F64 arrays of shape [256]: 'model.norm.weight'",
-    )
 
 
 def test_without_a_tokenizer_it_is_the_tables_word(tmp_path: Path) -> None:

@@ -58,18 +58,11 @@ def test_names_shapes_and_types_are_the_sources(pycode: Model, source: Mapping[s
 def test_it_is_a_mapping_in_manifest_order(pycode: Model, source: Mapping[str, Array]) -> None:
     assert isinstance(pycode, Mapping)
     assert list(pycode) == sorted(source)
-    assert len(pycode) == len(source)
-    assert UP in pycode
-    assert not any(name in pycode for name in (f"{UP}.scale", f"{UP}.bias", "nothing", 3, None))
-    assert pycode.get("nothing") is None
-
-
-def test_a_tensor_that_is_not_there_is_a_key_error(pycode: Model) -> None:
+    assert not any(name in pycode for name in (f"{UP}.scale", "nothing", 3, None))
     with pytest.raises(KeyError) as caught:
         pycode["nothing"]
     assert isinstance(caught.value, TensorNotFoundError)
     assert (caught.value.tensor, caught.value.model) == ("nothing", "m:latest")
-    assert str(caught.value) == "model m:latest has no tensor 'nothing'"
 
 
 def test_documents_and_config(pycode: Model) -> None:
@@ -107,28 +100,8 @@ def test_arrays_are_flat_and_named_as_asked(
     assert [bits(arrays[name]) for name in FLAT_NAMES[names]] == bits_of_parts(pycode[UP].numpy())
 
 
-def test_arrays_of_types_without_bias_and_with_a_global_scale(store: Store) -> None:
-    arrays, metadata = stored_arrays("x.weight", normal("x", 4, 64), "nvfp4")
-    arrays["x.weight.global_scale"] = np.array([2.0], np.float32)
-    link_by_hand(store, "m", {"x.weight": safetensors_bytes(arrays, metadata)})
-    model = blobstore.open_model("m", store=store)
-    assert set(model.arrays()) == {"x.weight", "x.weight_scale", "x.weight.global_scale"}
-    assert set(model.arrays(names="mlx")) == {"x.weight", "x.scales", "x.global_scale"}
-    plain = blobstore.quantize(normal("x", 4, 64), "nvfp4")
-    assert np.array_equal(model["x.weight"].dequantize(), 2 * blobstore.dequantize(plain))
-
-
 def test_tensors_named_like_companions_are_named_as_the_runner_names_them(store: Store) -> None:
-    names = [
-        "router.proj.weight",
-        "router.scale",
-        "ln.scale",
-        "ln.bias",
-        "x.bias",
-        "scale",
-        "y.rescale",
-        "z.scale.weight",
-    ]
+    names = ["router.proj.weight", "router.scale", "ln.scale", "ln.bias", "x.bias", "scale"]
     link_by_hand(store, "m", {"all": safetensors_bytes({name: normal(name, 4) for name in names})})
     model = blobstore.open_model("m", store=store)
     renamed = {"router.scale": "router_scale", "ln.scale": "ln_scale", "ln.bias": "ln_qbias"}
@@ -137,10 +110,7 @@ def test_tensors_named_like_companions_are_named_as_the_runner_names_them(store:
     assert set(model.arrays(names="mlx")) == set(names)
 
 
-@pytest.mark.parametrize(
-    ("other", "names"),
-    [("x.biases", "mlx"), ("x.weight_scale", "ollama")],
-)
+@pytest.mark.parametrize(("other", "names"), [("x.biases", "mlx"), ("x.weight_scale", "ollama")])
 def test_arrays_never_drop_one_of_two_with_the_same_flat_name(
     store: Store, other: str, names: Any
 ) -> None:
@@ -152,13 +122,6 @@ def test_arrays_never_drop_one_of_two_with_the_same_flat_name(
     link_by_hand(store, "m", blobs)
     with pytest.raises(blobstore.BlobStoreError, match=other):
         blobstore.open_model("m", store=store).arrays(names=names)
-
-
-def test_unknown_words_are_usage_errors(pycode: Model) -> None:
-    with pytest.raises(UsageError, match="jax"):
-        pycode.arrays("jax")  # type: ignore[arg-type]  # refused
-    with pytest.raises(UsageError, match="gguf"):
-        pycode.arrays("numpy", names="gguf")  # type: ignore[arg-type]  # refused
 
 
 @pytest.mark.usefixtures("mapped")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -17,7 +16,6 @@ from blobstore.errors import (
     BlobStoreError,
     CorruptDataError,
     NotFoundError,
-    StorageError,
     UnsupportedSourceError,
 )
 from blobstore.kernels.arrays import Array
@@ -48,21 +46,14 @@ def assert_names_all(error: BlobStoreError, blob: Path, tensor: str | None = NAM
         assert part in error.message
 
 
-def refused(
-    store: Store,
-    blob: Path,
-    kind: type[BlobStoreError],
-    *,
-    verify: bool = False,
-    tensor: str = NAME,
-) -> None:
+def refused(store: Store, blob: Path, kind: type[BlobStoreError]) -> None:
     with pytest.raises(kind) as caught:
-        blobstore.open_model("m", store=store, verify=verify)
-    assert_names_all(caught.value, blob, tensor)
+        blobstore.open_model("m", store=store)
+    assert_names_all(caught.value, blob)
 
 
-DAMAGE: dict[str, Callable[[bytes], bytes]] = {
-    "empty": lambda blob: blob[:0],
+DAMAGE: dict[str, Callable[[bytes], bytes | None]] = {
+    "missing": lambda _: None,
     "cut in its header": lambda blob: blob[:100],
     "cut at its end": lambda blob: blob[:-1],
     "a byte longer": lambda blob: blob + b"\0",
@@ -71,16 +62,16 @@ DAMAGE: dict[str, Callable[[bytes], bytes]] = {
 
 
 @pytest.mark.parametrize("damage", DAMAGE)
-def test_a_blob_of_another_size_or_without_a_header(store: Store, damage: str) -> None:
-    path = linked(store, _blob())
-    path.write_bytes(DAMAGE[damage](path.read_bytes()))
-    refused(store, path, CorruptDataError)
-
-
-def test_a_missing_blob(store: Store) -> None:
-    path = linked(store, _blob())
-    path.unlink()
-    refused(store, path, NotFoundError)
+def test_a_blob_that_is_missing_of_another_size_or_without_a_header(
+    store: Store, damage: str
+) -> None:
+    path = linked(store, blob := _blob())
+    left = DAMAGE[damage](blob)
+    if left is None:
+        path.unlink()
+    else:
+        path.write_bytes(left)
+    refused(store, path, NotFoundError if left is None else CorruptDataError)
 
 
 @pytest.mark.parametrize("step", [29, pytest.param(1, marks=pytest.mark.long)])
@@ -103,15 +94,6 @@ def test_bits_of_a_header(store: Store, step: int) -> None:
             assert_names_all(error, path, None)
 
 
-def test_a_flipped_bit_of_the_data(store: Store) -> None:
-    path = linked(store, _blob())
-    damaged = bytearray(path.read_bytes())
-    damaged[-40] ^= 16
-    path.write_bytes(damaged)
-    refused(store, path, CorruptDataError, verify=True)
-    assert len(blobstore.open_model("m", store=store)) == 2
-
-
 def test_a_damaged_document(store: Store) -> None:
     layer = layer_by_hand(store, "config.json", b'{"a":1}') | {
         "mediaType": "application/vnd.ollama.image.json"
@@ -130,20 +112,6 @@ def test_a_damaged_document(store: Store) -> None:
     blob_path(store, b'{"a":1}').unlink()
     with pytest.raises(NotFoundError, match=r"config\.json"):
         blobstore.open_model("m", store=store).document("config.json")
-
-
-def test_a_blob_that_may_not_be_read_is_not_called_missing(
-    store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = linked(store, _blob())
-
-    def refuse(name: str, flags: int, real: Callable[[str, int], int] = os.open) -> int:
-        if name == str(path):
-            raise PermissionError(13, "Permission denied")
-        return real(name, flags)
-
-    monkeypatch.setattr("blobstore.io.ranges.os.open", refuse)
-    refused(store, path, StorageError)
 
 
 Parts = dict[str, Array]
@@ -187,19 +155,6 @@ def test_companions_that_are_missing_or_do_not_fit(
     path = linked(store, safetensors_bytes(parts, metadata))
     refused(store, path, CorruptDataError)
     with pytest.raises(CorruptDataError, match=says):
-        blobstore.open_model("m", store=store)
-
-
-@pytest.mark.parametrize(
-    "metadata", [{"quant_type": "int4", "group_size": "32"}, {f"{NAME}.quant_type": "int4"}]
-)
-def test_a_quantized_weight_that_is_missing_leaves_no_orphaned_scales(
-    store: Store, metadata: dict[str, str]
-) -> None:
-    parts, _ = stored_arrays(NAME, normal("a", 4, 128), "int4")
-    del parts[NAME]
-    linked(store, safetensors_bytes(parts, metadata))
-    with pytest.raises(CorruptDataError):
         blobstore.open_model("m", store=store)
 
 

@@ -46,33 +46,37 @@ def test_a_tensors_own_metadata_win_over_the_blobs(store: Store) -> None:
     assert model["y.weight"].shape == (4, 256)
 
 
-@pytest.mark.parametrize(("quant_type", "group_size"), [("int4", 32), ("mxfp8", 32)])
-def test_without_metadata_the_only_answer_is_taken(
-    store: Store, quant_type: str, group_size: int
-) -> None:
-    arrays, _ = stored_arrays(W, normal("w", 4, 256), quant_type, group_size)
-    assert kind(opened(store, arrays, {}), W) == f"{quant_type}/{group_size}"
+def test_without_metadata_the_only_answer_is_taken(store: Store) -> None:
+    arrays, _ = stored_arrays(W, normal("w", 4, 256), "int4", 32)
+    assert kind(opened(store, arrays, {}), W) == "int4/32"
 
 
-@pytest.mark.parametrize(
-    ("quant_type", "group_size", "answers"),
-    [("int4", 64, "int4/64, int8/32"), ("int8", 64, "int4/128, int8/64")],
-)
-def test_without_metadata_two_answers_are_an_error(
-    store: Store, quant_type: str, group_size: int, answers: str
-) -> None:
-    arrays, _ = stored_arrays(W, normal("w", 4, 256), quant_type, group_size)
-    with pytest.raises(CorruptDataError, match=answers) as caught:
+@pytest.mark.parametrize("groups", [4, 3], ids=["two answers", "none"])
+def test_without_metadata_no_or_two_answers_are_an_error(store: Store, groups: int) -> None:
+    arrays, _ = stored_arrays(W, normal("w", 4, 256), "int4", 64)
+    arrays[f"{W}.scale"] = arrays[f"{W}.bias"] = normal("s", 4, groups)
+    with pytest.raises(
+        CorruptDataError, match="int4/64, int8/32" if groups == 4 else "none"
+    ) as caught:
         opened(store, arrays, {})
     digest = blob_path(store, safetensors_bytes(arrays, {})).name.replace("-", ":")
     assert (caught.value.tensor, caught.value.model, caught.value.blob) == (W, "m:latest", digest)
 
 
-def test_without_metadata_no_answer_is_an_error(store: Store) -> None:
-    arrays, _ = stored_arrays(W, normal("w", 4, 256), "int4")
-    arrays[f"{W}.scale"] = arrays[f"{W}.bias"] = normal("s", 4, 3)
-    with pytest.raises(CorruptDataError, match="none"):
-        opened(store, arrays, {})
+def test_floats_and_integers_without_a_scale_or_metadata_are_just_that(store: Store) -> None:
+    arrays, metadata = stored_arrays(W, normal("w", 4, 256), "int4")
+    beside = {"norm": normal("n", 256), "y.bias": normal("b", 4)}
+    alone = {
+        "ids": np.arange(8, dtype=np.uint32),
+        "ids.bias": np.ones(8, np.float32),
+        "z": normal("z", 4, 8),
+        "z.scale": normal("s", 4),
+    }
+    blobs = {W: safetensors_bytes(arrays | beside, metadata), "z": safetensors_bytes(alone)}
+    link_by_hand(store, "m", blobs)
+    model = blobstore.open_model("m", store=store)
+    assert set(model) == {W, *beside, *alone}
+    assert [name for name in model if model[name].quant_type] == [W]
 
 
 @pytest.mark.parametrize(
@@ -93,31 +97,6 @@ def test_a_type_that_does_not_exist_is_unsupported(
     with pytest.raises(UnsupportedSourceError, match=says) as caught:
         opened(store, arrays, metadata)
     assert (caught.value.tensor, caught.value.model) == (W, "m:latest")
-
-
-def test_metadata_that_call_a_float_quantized_are_an_error(store: Store) -> None:
-    with pytest.raises(CorruptDataError, match="BF16"):
-        opened(store, {W: normal("w", 4, 256)}, {f"{W}.quant_type": "int4"})
-
-
-def test_a_float_beside_quantized_tensors_stays_a_float(store: Store) -> None:
-    arrays, metadata = stored_arrays(W, normal("w", 4, 256), "int4")
-    model = opened(store, arrays | {"norm": normal("n", 256), "y.bias": normal("b", 4)}, metadata)
-    assert set(model) == {W, "norm", "y.bias"}
-    assert model["norm"].quant_type is None
-
-
-def test_unsigned_integers_without_scale_or_metadata_are_just_integers(store: Store) -> None:
-    model = opened(
-        store, {W: np.arange(8, dtype=np.uint32), f"{W}.bias": np.ones(8, np.float32)}, {}
-    )
-    assert set(model) == {W, f"{W}.bias"}
-    assert model[W].quant_type is None
-
-
-def test_a_scale_of_something_unpacked_is_a_tensor_of_its_own(store: Store) -> None:
-    model = opened(store, {W: normal("w", 4, 256), f"{W}.scale": normal("s", 4)}, {})
-    assert set(model) == {W, f"{W}.scale"}
 
 
 def test_names_in_the_blob_are_the_truth(store: Store) -> None:

@@ -20,7 +20,7 @@ from blobstore.io.ranges import FileReader
 from blobstore.model.facts import TensorFacts
 from blobstore.model.network import NetworkPlan, check_counts, plan_network, planned_arrays
 from blobstore.model.on_mlx_lm import mlx_lm_errors
-from blobstore.model.sanitize import Computed, Joined, Stored
+from blobstore.model.sanitize import Joined
 
 INT4 = Quantization(QuantType.INT4, 32)
 NVFP4 = Quantization(QuantType.NVFP4, 16)
@@ -39,33 +39,15 @@ def config_of(folder: Any, **changes: Any) -> dict[str, Any]:
     return {**json.loads((folder / "config.json").read_text()), **changes}
 
 
-def stacked(tensors: list[TensorFacts]) -> list[TensorFacts]:
-    """The same with the experts of each projection as one tensor."""
-    made: dict[str, TensorFacts] = {}
-    for one in tensors:
-        name, number, projection = one.name, "", ""
-        if ".experts." in name:
-            group, _, rest = name.partition(".experts.")
-            number, _, projection = rest.partition(".")
-            name = f"{group}.experts.{projection}"
-        count = made[name].shape[0] + 1 if number and name in made else 1
-        made[name] = one._replace(name=name, shape=(count, *one.shape) if number else one.shape)
-    return list(made.values())
-
-
 def parameter(plan: NetworkPlan, name: str) -> Any:
     return next(one for one in plan.parameters if one.name == name)
 
 
-@pytest.mark.parametrize("form", ["packed", "stacked, source known", "stacked"])
-def test_experts_become_one_parameter_with_their_codes(form: str) -> None:
-    tensors = list(tensors_of(PYCODE_MOE, INT4))
-    names = None if form == "stacked" else frozenset(one.name for one in tensors)
-    given = tensors if form == "packed" else stacked(tensors)
-    plan = plan_network(config_of(PYCODE_MOE), given, "m", names)
+def test_experts_become_one_parameter_with_their_codes() -> None:
+    plan = plan_network(config_of(PYCODE_MOE), tensors_of(PYCODE_MOE, INT4), "m")
     up = parameter(plan, "model.layers.0.mlp.switch_mlp.up_proj.weight")
     assert up.quantization == INT4
-    assert isinstance(up.expression, Joined if form == "packed" else Stored)
+    assert isinstance(up.expression, Joined)
     assert plan.dequantized == []
     arrays = {array.name: array for array in planned_arrays(plan)}
     codes, scales = (
@@ -122,46 +104,11 @@ def test_what_does_not_fit_is_refused_with_the_reason() -> None:
 
 
 @pytest.mark.parametrize(
-    "changes", [{"model_type": "nope"}, {"hidden_size": None}, {"num_hidden_layers": "many"}]
+    "changes", [{"model_type": "nope"}, {"hidden_size": None}, {"num_hidden_layers": 10**9}]
 )
 def test_no_error_of_mlx_lm_leaves_raw(changes: dict[str, Any]) -> None:
     with pytest.raises(UnsupportedSourceError, match=r"model m: "):
         plan_network(config_of(PYCODE, **changes), tensors_of(PYCODE), "m")
-
-
-def test_latent_attention_splits_codes_and_dequantizes_what_it_transposes() -> None:
-    """deepseek_v3's ``kv_b_proj``: rows of values keep their groups, keys are transposed."""
-    sizes = ("hidden_size", "intermediate_size", "vocab_size", "kv_lora_rank")
-    heads = ("qk_rope_head_dim", "v_head_dim", "qk_nope_head_dim", "moe_intermediate_size")
-    counts = ("num_hidden_layers", "first_k_dense_replace")
-    config: dict[str, Any] = {"model_type": "deepseek_v3", "q_lora_rank": None}
-    config |= dict.fromkeys(sizes, 64) | dict.fromkeys(heads, 32) | dict.fromkeys(counts, 1)
-    config |= dict.fromkeys(("num_attention_heads", "num_key_value_heads"), 2)
-    config["n_routed_experts"] = None
-    shapes = {
-        "model.embed_tokens.weight": (64, 64),
-        "lm_head.weight": (64, 64),
-        "model.norm.weight": (64,),
-        **{
-            f"model.layers.0.{norm}.weight": (64,)
-            for norm in ("input_layernorm", "post_attention_layernorm")
-        },
-        **{f"model.layers.0.mlp.{part}_proj.weight": (64, 64) for part in ("gate", "up", "down")},
-        "model.layers.0.self_attn.q_proj.weight": (128, 64),
-        "model.layers.0.self_attn.kv_a_proj_with_mqa.weight": (96, 64),
-        "model.layers.0.self_attn.kv_a_layernorm.weight": (64,),
-        "model.layers.0.self_attn.kv_b_proj.weight": (128, 64),
-        "model.layers.0.self_attn.o_proj.weight": (64, 64),
-    }
-    tensors = [
-        TensorFacts(name, DType.BF16, shape, INT4 if "_b_" in name else None)
-        for name, shape in shapes.items()
-    ]
-    plan = plan_network(config, tensors, "m")
-    assert parameter(plan, "model.layers.0.self_attn.unembed_out.weight").quantization == INT4
-    assert parameter(plan, "model.layers.0.self_attn.embed_q.weight").quantization is None
-    assert not any(isinstance(one.expression, Computed) for one in plan.parameters)
-    assert plan.dequantized == ["model.layers.0.self_attn.kv_b_proj.weight"]
 
 
 def test_a_model_of_mlx_lm_that_ends_the_process_is_refused() -> None:
@@ -172,34 +119,20 @@ def test_a_model_of_mlx_lm_that_ends_the_process_is_refused() -> None:
         raise SystemExit(1)
 
 
-SHAPES = [(4096, 256)] * 30
-
-
 def test_more_modules_than_tensors_can_be_are_refused() -> None:
     """mlx-lm would make an object for each."""
+    shapes = [(4096, 256)] * 30
     configs: list[dict[str, Any]] = [
         {"num_hidden_layers": 10**9},
         {"n_layer": 1001},
         {"altup_num_inputs": 10**30},
         {"text_config": {"ffn_config": {"moe_num_experts": 4097}}},
-        {"sliding_window_pattern": 10**9},
     ]
     for config in configs:
         with pytest.raises(UnsupportedSourceError, match="too many for 30 tensors"):
-            check_counts(config, SHAPES)
-
-
-def test_other_numbers_pass() -> None:
-    nothing = {"num_hidden_layers": -1, "n_routed_experts": None, "num_layers": 1e9}
-    check_counts({"num_hidden_layers": 1000, "vision_config": {"num_hidden_layers": 60}}, SHAPES)
-    check_counts({**nothing, "num_experts": [8]}, SHAPES)
-    check_counts({"max_position_embeddings": 10**7, "vocab_size": 10**6}, SHAPES)
-
-
-def test_a_network_of_a_billion_layers_is_never_built() -> None:
-    tensor = TensorFacts("model.norm.weight", DType.BF16, (256,))
-    with pytest.raises(UnsupportedSourceError, match="'1000000000', too many for 1 tensors"):
-        plan_network(config_of(PYCODE, num_hidden_layers=10**9), [tensor], "m")
+            check_counts(config, shapes)
+    check_counts({"num_hidden_layers": 1000, "num_layers": 1e9, "num_experts": [8]}, shapes)
+    check_counts({"max_position_embeddings": 10**7, "n_routed_experts": None}, shapes)
 
 
 def test_a_hostile_model_type_is_named_in_one_short_line() -> None:

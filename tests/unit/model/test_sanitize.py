@@ -17,16 +17,13 @@ from blobstore.kernels.arrays import QuantizedArray
 from blobstore.model.sanitize import (
     Computed,
     Expression,
-    Joined,
     Sanitize,
     Stored,
     evaluate,
     fill,
     in_units,
     joined,
-    leaves,
     reshaped,
-    row_range,
     runs,
     sliced,
     trace,
@@ -119,35 +116,6 @@ def test_codes_do_not_follow_where_groups_are_split() -> None:
     assert in_units(reshaped(whole, (4, 6, 2, 32)), 32, 32) == groups
 
 
-def test_experts_that_are_taken_apart_and_stacked_again_are_the_stack() -> None:
-    stack = Stored("experts", (3, 4, 8))
-    apart = [reshaped(row_range(stack, number, number + 1), (4, 8)) for number in range(3)]
-    assert joined([reshaped(one, (1, 4, 8)) for one in apart], 0) == stack
-    assert isinstance(joined([reshaped(apart[number], (1, 4, 8)) for number in (0, 2)], 0), Joined)
-
-
-def test_a_part_between_two_transpositions_is_a_part() -> None:
-    turned = transposed(Stored("a", SHAPE), (0, 2, 1))
-    part = sliced(turned, (range(0, 4, 2), range(GROUP, 2 * GROUP), range(1, 6, 3)))
-    np.testing.assert_array_equal(
-        evaluate(part, ARRAYS.__getitem__), ARRAYS["a"].transpose(0, 2, 1)[::2, GROUP:, 1:6:3]
-    )
-    rows = (range(0, 4, 2), range(1, 6, 3), range(GROUP, 2 * GROUP))
-    back = transposed(part, (0, 2, 1))
-    assert back == sliced(Stored("a", SHAPE), rows)
-    assert in_units(back, GROUP, GROUP) is not None
-
-
-def test_what_is_made_of_computed_values_is_computed() -> None:
-    computed = Computed(frozenset({"x"}), (4, 8))
-    assert transposed(computed, (1, 0)) == Computed(frozenset({"x"}), (8, 4))
-    other = joined([computed, Stored("y", (4, 8))], 0)
-    assert other == Computed(frozenset({"x", "y"}), (8, 8))
-    assert list(leaves(other)) == ["x", "y"]
-    assert in_units(computed, 8, 8) is None
-    assert runs(computed) is None
-
-
 A = np.arange(6 * 8, dtype=np.float32).reshape(6, 8)
 B = A + 100
 MOVES: dict[str, Callable[[Any, Any], Any]] = {
@@ -215,10 +183,3 @@ def test_reading_a_value_is_an_error_and_contiguous_comes_back() -> None:
     with pytest.raises(ValueError, match="eval"):
         traced(lambda weights: {"out": weights["a"] * weights["b"].max().item()})
     assert mx.contiguous is contiguous
-
-
-def test_thousands_of_tensors() -> None:
-    stand_ins = {f"experts.{number}": mx.zeros((2, 4)) for number in range(3000)}
-    given = {name: Stored(name, (2, 4)) for name in stand_ins}
-    found = trace(lambda weights: {"out": mx.stack(list(weights.values()))}, stand_ins, given)
-    assert found["out"].shape == (3000, 2, 4)

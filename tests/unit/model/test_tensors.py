@@ -106,14 +106,6 @@ def test_torch_shares_the_map_and_mlx_has_the_same_bits(every_dtype: Model) -> N
         )
 
 
-def test_bool_in_all_libraries(store: Store) -> None:
-    header = {"mask": {"dtype": "BOOL", "shape": [3], "data_offsets": [0, 3]}}
-    link_by_hand(store, "m", {"mask": raw_safetensors(header, b"\1\0\1")})
-    mask = blobstore.open_model("m", store=store)["mask"]
-    for array in (plain(mask), mask.torch(), mask.mlx()):
-        assert array.tolist() == [True, False, True]
-
-
 def test_arrays_that_begin_at_odd_addresses(store: Store) -> None:
     parts, metadata = stored_arrays("w", normal("w", 4, 64), "int4")
     arrays: dict[str, Any] = {"a": np.ones(1, np.uint8), "b": np.array([1, 2], np.float32), **parts}
@@ -175,16 +167,6 @@ def test_rows_of_rank_3(stacked: Model) -> None:
     indices: list[Any] = [-8, [7, 0], (slice(1, 3), 0), ([0, 1], [5, 6]), (0, ...), mask]
     for index in indices:
         assert np.array_equal(tensor[index], tensor.dequantize()[index])
-
-
-def test_rows_of_an_unquantized_tensor_are_a_view(dense: Model) -> None:
-    embedding = dense["model.embed_tokens.weight"]
-    for rows in (0, [4, 0], (1, 2), (slice(None), -1)):
-        assert bits(embedding[rows]) == bits(plain(embedding)[rows])
-    assert np.shares_memory(embedding[3:5], embedding.numpy())
-    assert not embedding[3:5].flags.writeable
-    norm: Any = dense["model.norm.weight"]  # mypy does not know iteration by __getitem__
-    assert sum(1 for _ in norm) == norm.shape[0]
 
 
 def test_quantized_columns_are_refused(stacked: Model, store: Store) -> None:

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from blobstore.formats.documents import REQUIRED_OLLAMA
 from blobstore.formats.dtypes import DType
 from blobstore.formats.quant import Quantization, QuantType
 from blobstore.model import on_mlx_lm as mlx_lm, on_ollama as ollama
@@ -60,56 +59,27 @@ def test_a_dense_model() -> None:
 
 LLAMA = model("LlamaForCausalLM", "llama")
 F64 = TensorFacts("model.inv_freq", DType.F64, (8,))
-BIASES = [
-    TensorFacts(f"{EXPERTS}.{name}_proj_bias", DType.BF16, (4, 64)) for name in ("gate_up", "down")
-]
-FUSED = weight(f"{EXPERTS}.gate_up_proj", INT8)
-DOWN = weight(f"{EXPERTS}.down_proj")
+DOWN, FUSED = weight(f"{EXPERTS}.down_proj"), weight(f"{EXPERTS}.gate_up_proj", INT8)
 GPT_OSS = ("GptOssForCausalLM", "gpt_oss")
-SCALE = TensorFacts("model.layers.0.self_attn.q_proj.weight_scale", DType.BF16, (1,))
 SCALED = weight("model.layers.0.mlp.up_proj.weight", NVFP4, double_scaled=True)
 GEMMA = model("Gemma3ForConditionalGeneration", "gemma3", vision_config={"hidden_size": 4})
 DRAFTED = replace(model("Gemma4ForCausalLM", "gemma4"), draft="Gemma4AssistantForCausalLM")
 IN_MLX_LM: list[tuple[ModelFacts, Runs, str]] = [
     (ModelFacts(None, DOCUMENTS, (EMBEDDING,)), NO, "config.json is missing"),
-    (ModelFacts({"model_type": 3}, DOCUMENTS, (EMBEDDING,)), NO, "config.json has no model_type"),
-    (model("X", "x"), NO, "it has no model type x"),
+    (ModelFacts({"model_type": 3}, DOCUMENTS, (EMBEDDING,)), NO, "model_type"),
     (model("Base", "base"), NO, "it has no model type base"),  # a module without a model
-    (
-        ModelFacts({"model_type": "qwen3"}, DOCUMENTS, (EMBEDDING,)),
-        YES,
-        "qwen3, unquantized",
-    ),
     (model("Mistral", "mistral"), YES, "mistral as llama, int4"),
-    (
-        model("BailingMoeV3ForCausalLM", "bailing_hybrid"),
-        YES,
-        "bailing_hybrid as bailing_moe_v3, int4",
-    ),
-    (model("BailingMoeV2_5ForCausalLM", "bailing_hybrid"), YES, "bailing_hybrid, int4"),
+    (model("BailingMoeV3ForCausalLM", "bailing_hybrid"), YES, "as bailing_moe_v3, int4"),
     (with_documents(LLAMA, "config.json", "tokenizer.model"), YES, "llama, int4"),
     (with_documents(LLAMA, "config.json"), NO, "the tokenizer is missing"),
     (replace(LLAMA, tensors=(F64,)), NO, "MLX has no F64 arrays like model.inv_freq"),
-    (
-        model("LlamaForCausalLM", "llama", SCALED),
-        YES,
-        "llama, int4, nvfp4, not from an exported folder, because of its global scales",
-    ),
+    (model("LlamaForCausalLM", "llama", SCALED), YES, "global scales"),
     (GEMMA, YES, "gemma3, int4, text only"),
     (DRAFTED, YES, "gemma4, int4, without its draft"),
-    (model(*GPT_OSS, DOWN, *BIASES, FUSED), YES, "gpt_oss, int4, int8"),
-    (
-        model(*GPT_OSS, DOWN, *BIASES, FUSED._replace(quantization=None)),
-        NO,
-        f"only when they are quantized, and {EXPERTS}.gate_up_proj is not",
-    ),
-    (
-        model(*GPT_OSS, DOWN, *BIASES, FUSED, hidden_size=32),
-        NO,
-        f"{EXPERTS}.gate_up_proj is quantized along its outputs",
-    ),
+    (model(*GPT_OSS, DOWN, FUSED), YES, "gpt_oss, int4, int8"),
+    (model(*GPT_OSS, DOWN, FUSED._replace(quantization=None)), NO, "gate_up_proj is not"),
+    (model(*GPT_OSS, DOWN, FUSED, hidden_size=32), NO, "along its outputs"),
     (model("BitNetForCausalLM", "bitnet"), NO, "weight_scale"),
-    (model("BitNetForCausalLM", "bitnet", SCALE), YES, "bitnet, int4"),
     (model("OlmoForCausalLM", "olmo"), UNKNOWN, "olmo needs the package ai2-olmo"),
 ]
 
@@ -123,101 +93,41 @@ def test_in_mlx_lm() -> None:
 COHERE = ("Cohere2MoeForCausalLM", "cohere2_moe")
 QWEN35 = ("Qwen3_5MoeForCausalLM", "qwen3_5_moe")
 NESTED = EMBEDDING._replace(name="model.language_model.embed_tokens.weight")
-SWITCH = "model.layers.0.mlp.switch_mlp"
+FUSED_EXPERTS = stacked(EXPERTS, "gate_up_proj", "down_proj")
+FIRST_IN_INT8 = [numbered()[0]._replace(quantization=INT8), *numbered()[1:]]
+SCALED_EXPERTS = numbered(EXPERTS, NVFP4, double_scaled=True)
+OF_A_DRAFT = (weight(f"draft.{EXPERTS}.0.up_proj.weight"), F64._replace(name="draft.x"))
 IN_OLLAMA: list[tuple[ModelFacts, Runs, str]] = [
     (ModelFacts(None, DOCUMENTS, (EMBEDDING,)), NO, "config.json is missing"),
     (ModelFacts({}, DOCUMENTS, (EMBEDDING,)), NO, "config.json names no architecture"),
-    (
-        model("New", "qwen3", architectures=["New", "Qwen3ForCausalLM"]),
-        NO,
-        "its runner has no New",
-    ),
+    (model("New", "qwen3", architectures=["New", "Qwen3ForCausalLM"]), NO, "has no New"),
     (with_documents(LLAMA, "config.json", "tokenizer.model"), NO, "tokenizer.json is missing"),
     (replace(LLAMA, is_described=False), NO, "do not say their types"),
     (
         ModelFacts({"architectures": ["Qwen3ForCausalLM"]}, DOCUMENTS, (NESTED,)),
         NO,
-        "no token embedding: none is called language_model.model.embed_tokens.weight or model.",
+        "no token embedding",
     ),
-    (
-        ModelFacts({"architectures": ["Qwen3_5ForCausalLM"]}, DOCUMENTS, (NESTED,)),
-        YES,
-        "Qwen3_5ForCausalLM, unquantized",
-    ),
-    (
-        model("LlamaForCausalLM", "llama", F64),
-        UNKNOWN,
-        "its runner drops the blob of model.inv_freq: MLX has no F64",
-    ),
+    (model("LlamaForCausalLM", "llama", F64), UNKNOWN, "drops the blob of model.inv_freq"),
     (GEMMA, YES, "Gemma3ForConditionalGeneration, int4, text only"),
-    (
-        model(*COHERE, *numbered()),
-        NO,
-        'reads experts stacked; here they are one by one (import with experts="stacked")',
-    ),
+    (model(*COHERE, *numbered()), NO, 'import with experts="stacked"'),
     (model(*COHERE, *stacked()), YES, "int4, from version 0.31.2"),
-    (model(*COHERE, *stacked(SWITCH)), YES, "int4, from version 0.30.10"),
     (model(*QWEN35, *numbered()), YES, "Qwen3_5MoeForCausalLM"),
-    (model(*QWEN35, *stacked(EXPERTS, "gate_up_proj", "down_proj")), YES, QWEN35[0]),
-    (model("Gemma4ForCausalLM", "x", *stacked("model.layers.0.moe.experts")), NO, "are stacked"),
-    (
-        model("LagunaForCausalLM", "x", *stacked(EXPERTS, "gate_up_proj", "down_proj")),
-        NO,
-        "reads experts one by one or stacked; here they are stacked with gate and up in one tensor",
-    ),
+    (model(*QWEN35, *FUSED_EXPERTS), YES, QWEN35[0]),
+    (model("LagunaForCausalLM", "x", *FUSED_EXPERTS), NO, "with gate and up in one tensor"),
     (model("LlamaForCausalLM", "x", *numbered()), NO, "reads no experts called mlp.experts"),
-    # Shared experts are linear layers like any other, and those of a draft are not the model's.
-    (
-        model("LlamaForCausalLM", "x", weight("model.layers.0.mlp.shared_experts.up_proj.weight")),
-        YES,
-        "LlamaForCausalLM, int4",
-    ),
-    (
-        model(
-            "LlamaForCausalLM",
-            "x",
-            weight(f"draft.{EXPERTS}.0.up_proj.weight"),
-            F64._replace(name="draft.x"),
-        ),
-        YES,
-        "LlamaForCausalLM, int4",
-    ),
-    (
-        model(*QWEN35, numbered()[0]._replace(quantization=INT8), *numbered()[1:]),
-        NO,
-        f"it stacks experts, and those of {EXPERTS} have several types in gate_proj",
-    ),
-    (
-        model(
-            *QWEN35,
-            *(one._replace(quantization=INT8) if "down" in one.name else one for one in numbered()),
-        ),
-        YES,
-        QWEN35[0],
-    ),
+    (model("LlamaForCausalLM", "x", *OF_A_DRAFT), YES, "LlamaForCausalLM, int4"),
+    (model(*QWEN35, *FIRST_IN_INT8), NO, "several types in gate_proj"),
     (model("LlamaForCausalLM", "llama", SCALED), YES, "LlamaForCausalLM, int4, nvfp4"),
-    (
-        model(*QWEN35, *numbered(EXPERTS, NVFP4, double_scaled=True)),
-        NO,
-        "its runner ignores the global scales of experts",
-    ),
-    (
-        model("LagunaForCausalLM", "x", *numbered(EXPERTS, NVFP4, double_scaled=True)),
-        YES,
-        "LagunaForCausalLM",
-    ),
+    (model(*QWEN35, *SCALED_EXPERTS), NO, "ignores the global scales of experts"),
+    (model("LagunaForCausalLM", "x", *SCALED_EXPERTS), YES, "LagunaForCausalLM"),
     (DRAFTED, YES, "Gemma4ForCausalLM, int4, from version 0.23.1"),
-    (
-        replace(LLAMA, draft="DFlashDraftModel"),
-        NO,
-        "its runner has no draft DFlashDraftModel for LlamaForCausalLM",
-    ),
+    (replace(LLAMA, draft="DFlashDraftModel"), NO, "no draft DFlashDraftModel"),
     (
         model("Gemma3ForCausalLM", "gemma3", query_pre_attn_scalar=168, head_dim=128),
         UNKNOWN,
         "query_pre_attn_scalar",
     ),
-    (model("Gemma3ForCausalLM", "gemma3", query_pre_attn_scalar=256), YES, "Gemma3ForCausalLM"),
 ]
 
 
@@ -244,12 +154,8 @@ ROTATIONS: list[tuple[str, dict[str, Any], str | None]] = [
     ("Llama", {"rope_theta": 5e5, "rope_scaling": {"rope_type": "llama3"}}, "rope_scaling"),
     ("Llama", {"rope_theta": 5e5, "rope_scaling": None}, None),
     ("Llama", {"rope_parameters": {"rope_theta": 5e5}}, "rope_parameters"),
-    ("Llama", {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4}}, None),
-    ("Llama", {"rope_theta": 5.0, "rope_parameters": {"rope_theta": 5.0}}, None),
     ("Gemma3", {"text_config": {"rope_scaling": {"type": "linear"}}}, "rope_scaling"),
-    ("Gemma3", {"rope_parameters": {"full_attention": {"type": "linear"}}}, "rope_parameters"),
     ("Gemma3", {"rope_parameters": SLIDING}, None),
-    ("Qwen3_5", {"rope_parameters": {"rope_type": "yarn", "rope_theta": 5.0}}, None),
 ]
 
 
@@ -314,10 +220,3 @@ def test_keys_of_config_json_and_tokens_that_ollamas_runner_needs(
     assert tokenized(complete, SPLIT).runs is YES
     without_token = tokenized(complete, SPLIT, added_tokens=[])
     assert ("<|start|>" in without_token.reason) == architecture.startswith("Muse")
-
-
-def test_the_table_of_ollama_is_whole() -> None:
-    assert ollama.FIRST_VERSION == REQUIRED_OLLAMA
-    names = [name for family in ollama.FAMILIES for name in family.architectures]
-    assert sorted(names) == sorted(ollama.BY_ARCHITECTURE)
-    assert all(family.embeddings for family in ollama.FAMILIES)
