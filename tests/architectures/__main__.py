@@ -10,18 +10,17 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from fnmatch import fnmatchcase
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from architectures.converted import ROWS
-from architectures.row import Apart, make_converted_row, make_row
-from architectures.rows import Architecture, architectures
-from architectures.table import converted_table, counted, good, table
+from architectures.row import made_apart, make_converted_row, make_row
+from architectures.rows import architectures
+from architectures.table import converted_table, good, table
 
-_PAGE = Path(__file__).parents[2] / "docs" / "reference" / "architectures.md"
-_CONVERTED_PAGE = _PAGE.with_stem("architectures-converted")
+PAGES = Path(__file__).parents[2] / "docs" / "reference"
 
 
 def main() -> int:
@@ -29,57 +28,25 @@ def main() -> int:
 
     Return 1 if a row is neither right nor refused.
     """
-    options = _options()
-    wanted = [row for row in architectures().values() if _is_wanted(row, options)]
-    if not wanted:
-        sys.exit(f"no architecture is called {' or '.join(options.only)}")
-    make = Apart(make_converted_row if options.converted else make_row)
+    parser = argparse.ArgumentParser(prog="python tests/architectures", description=__doc__)
+    parser.add_argument("--only", default="*", metavar="GLOB", help="these; no page is written")
+    parser.add_argument("--jobs", type=int, default=2, help="rows at a time (2)")
+    parser.add_argument("--converted", action="store_true", help="architectures-converted.md")
+    options = parser.parse_args()
+    names = ROWS if options.converted else tuple(architectures())
+    make = partial(made_apart, make_converted_row if options.converted else make_row)
     with ThreadPoolExecutor(options.jobs) as pool:
-        rows = list(pool.map(lambda row: _told(row, make), wanted))
-    if not options.only:
+        rows = list(pool.map(make, (name for name in names if fnmatchcase(name, options.only))))
+    for row in rows:
+        words = [f"{quant}: {outcome['verdict']}" for quant, outcome in row["types"].items()]
+        print(f"{row['architecture']:28} {' '.join(words)}; mlx-lm: {row['mlx_lm']}"[:200])  # noqa: T201
+    if options.only == "*":
         date = f"{datetime.now(UTC):%Y-%m-%d}"
         if options.converted:
-            _CONVERTED_PAGE.write_text(converted_table(rows, date))
+            (PAGES / "architectures-converted.md").write_text(converted_table(rows, date))
         else:
-            _PAGE.write_text(table(rows, date))
-    bad = [row["architecture"] for row in rows if not good(row)]
-    print(  # noqa: T201
-        f"{len(rows)} rows, {sum(counted(row) for row in rows)} counted, {len(bad)} bad: "
-        f"{' '.join(bad)}"
-    )
-    return 1 if bad else 0
-
-
-def _options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python tests/architectures", description=__doc__)
-    parser.add_argument(
-        "--only", nargs="+", default=[], metavar="GLOB", help="only these; no page is written"
-    )
-    parser.add_argument("--jobs", type=int, default=2, help="rows at a time (2)")
-    parser.add_argument(
-        "--converted",
-        action="store_true",
-        help="compare what mlx-lm converted: architectures-converted.md",
-    )
-    return parser.parse_args()
-
-
-def _is_wanted(row: Architecture, options: argparse.Namespace) -> bool:
-    if options.only:
-        return any(fnmatchcase(row.name, glob) for glob in options.only)
-    return not options.converted or row.name in ROWS
-
-
-def _told(row: Architecture, make: Apart) -> dict[str, Any]:
-    result = make(row)
-    words = [f"{quant}: {outcome['verdict']}" for quant, outcome in result["types"].items()]
-    print(  # noqa: T201
-        f"{row.name:28} {' '.join(words) if counted(result) else 'mlx-lm: ' + result['mlx_lm']}"[
-            :200
-        ],
-        flush=True,
-    )
-    return result
+            (PAGES / "architectures.md").write_text(table(rows, date))
+    return 0 if all(map(good, rows)) else 1
 
 
 if __name__ == "__main__":

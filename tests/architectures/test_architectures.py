@@ -21,13 +21,9 @@ TELLING = {
     "qwen3_vl_moe": "int4",  # fused experts, transposed
 }
 IN_THE_LABORATORY = {
-    "afm7": "int4",  # modules that take no modes
     "dbrx": "int4",  # experts joined along rows, one of three transposed
-    "falcon_h1, multipliers": "int8",  # weights that are multiplied
+    "gpt_oss, mxfp4": None,  # as OpenAI publishes it
     "kimi_linear": "mxfp8",  # latent attention, convolutions, experts called w1 to w3
-    "mamba2, Infinity": None,
-    "qwen3_5_moe": "nvfp4",  # fused experts, norms from zero
-    "qwen3_next, tied": "int4",  # a sanitize that returns early
     "recurrent_gemma": "int8",  # a sanitize that changes the network
 }
 

@@ -8,6 +8,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from architectures.converted import convert
+
 Change = Callable[[Path], None]
 """Changes a checkpoint in a folder."""
 
@@ -93,15 +95,8 @@ def next_layer(folder: Path) -> None:
 
 def quantized_by_mlx(folder: Path) -> None:
     """Quantize the checkpoint as ``mlx_lm.convert -q`` does: 4 bits in groups of 64."""
-    import shutil
-
-    from mlx_lm.utils import load_model, quantize_model, save_model
-
-    network, config = load_model(folder)
-    network, config = quantize_model(network, config, 64, 4)
-    shutil.rmtree(folder)
-    save_model(folder, network)
-    (folder / "config.json").write_text(json.dumps(config, indent=2))
+    source = folder.rename(folder.with_name("floats"))
+    convert(source, folder, "int4")
 
 
 def _read(folder: Path) -> dict[str, Any]:

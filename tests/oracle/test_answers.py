@@ -171,14 +171,3 @@ def test_a_conversation_on_a_terminal_until_ctrl_c(exported: Exported) -> None:
     terminal.interrupt()
     assert terminal.end() == 130
     assert "Error: interrupted" in terminal.shown
-
-
-def test_an_answer_whose_reader_goes_away_ends(exported: Exported) -> None:
-    line = [*COMMAND, "run", "m", "import", "--store", str(exported.store), "--max-tokens", "900"]
-    with subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
-        assert process.stdout is not None
-        assert process.stderr is not None
-        process.stdout.read(1)
-        process.stdout.close()
-        assert process.wait(240) == 0
-        assert process.stderr.read() == b""

@@ -13,12 +13,11 @@ from typing import Any
 import numpy as np
 
 from blobstore.formats.documents import Descriptor
-from blobstore.importer.outputs import ImportPlan, OutputTensor, PlannedBlob
+from blobstore.importer.outputs import ImportPlan
 from blobstore.importer.run import ImportResult, plan_import, run_plan
 from blobstore.kernels.arrays import dtype_of
 from blobstore.model.loader import Model, open_model
 from blobstore.names import ModelName
-from blobstore.source.weights import Form
 from blobstore.store.local.store import Store, open_store
 from support import FIXTURES
 from support.ollama_sources import write_source
@@ -105,64 +104,3 @@ def contents(text: str) -> Json:
             begin, end = entry.pop("data_offsets")
             entry["nbytes"] = end - begin
     return dict(header)
-
-
-def planned(blob: PlannedBlob) -> Json:
-    """Return a blob in the form of the records.
-
-    Each array of a copied quantized tensor is a tensor of its own.
-    """
-    copied = any(tensor.copies_codes for tensor in blob.tensors)
-    tensors = [
-        entry
-        for tensor in blob.tensors
-        for entry in (_copied(tensor) if tensor.copies_codes else [_made(tensor)])
-    ]
-    # A record's metadata are those that are copied from a source; what its quantizer adds is in the
-    # headers.
-    return {
-        "name": blob.name,
-        "metadata": dict(blob.metadata) if copied else None,
-        "tensors": tensors,
-    }
-
-
-def _copied(tensor: OutputTensor) -> list[Json]:
-    (source,) = tensor.sources
-    entries = []
-    for part in tensor.stored.parts:
-        stored = source.parts[part.suffix]
-        entry: Json = {
-            "name": tensor.name + part.suffix,
-            "sources": [stored.name],
-            "transform": "",
-            "quantize": "",
-        }
-        entry |= {"dtype": "", "shape": None}
-        if part.suffix == "" and stored.dtype.value == "U8":
-            entry |= {"transform": "repack_fp4", "dtype": "U32", "shape": list(part.shape)}
-        elif part.suffix == ".scale" and stored.dtype.value == "F8_E4M3":
-            entry |= {"transform": "relabel_u8", "dtype": "U8"}
-        elif part.suffix == ".global_scale":
-            entry["transform"] = "reciprocal_f32" if source.inverse_global_scale else "scalar_f32"
-        entries.append(entry)
-    return entries
-
-
-def _made(tensor: OutputTensor) -> Json:
-    stacks, decodes = len(tensor.sources) > 1, tensor.sources[0].form is Form.BLOCK_FP8
-    return {
-        "name": tensor.name,
-        "sources": tensor.source_names,
-        "transform": {
-            (0, 0): "",
-            (0, 1): "decode_fp8",
-            (1, 0): "stack_experts",
-            (1, 1): "decode_stack_fp8",
-        }[stacks, decodes],
-        "quantize": tensor.quantization.quant_type.value if tensor.quantization is not None else "",
-        # Only stacked and decoded tensors have a dtype and shape of their own; a stack's dtype is
-        # its sources'.
-        "dtype": tensor.sources[0].tensor.dtype.value if stacks else "BF16" if decodes else "",
-        "shape": list(tensor.shape) if stacks or decodes else None,
-    }

@@ -196,51 +196,38 @@ def test_a_weight_and_its_scales_may_be_in_two_shards(store: Store, tmp_path: Pa
     assert any("looks like a blob of a store" in note for note in notes)
 
 
-def test_one_file_without_documents(store: Store, tmp_path: Path) -> None:
+def test_one_file_without_documents_and_names_that_others_would_misread(
+    store: Store, tmp_path: Path
+) -> None:
+    names = ("é<&>\u2028", 'quo"te\\', "\x1b[31m", "")
+    tensors = {"a": np.zeros((0, 4), np.float32), "b": np.array(2.0), "c": np.arange(3)}
     path = tmp_path / "odd name.safetensors"
-    path.write_bytes(
-        safetensors_bytes(
-            {
-                "a": np.arange(3, dtype=np.int8),
-                "b": np.zeros((0, 4), np.float32),
-                "c": np.array(2.0),
-            }
-        )
-    )
+    path.write_bytes(safetensors_bytes({name: normal(name, 4) for name in names} | tensors))
     blobstore.import_model(path, "m", store=store)
-    assert blobstore.export_model("m", tmp_path / "out", store=store).files.keys() == {
-        "model.safetensors"
-    }
-    assert raw_tensors(tmp_path / "out") == raw_tensors(tmp_path)
-    assert metadata_of(tmp_path / "out" / "model.safetensors") == {}
-    blobstore.export_model("m", tmp_path / "same", store=store, max_shard_size="source")
-    assert raw_tensors(tmp_path / "same") == raw_tensors(tmp_path)
-    assert [file.name for file in (tmp_path / "same").iterdir()] == [path.name]
-
-
-def test_names_that_only_others_would_misread(store: Store, tmp_path: Path) -> None:
-    tensors = {name: normal(name, 4) for name in ("é<&>\u2028", 'quo"te\\', "\x1b[31m", "")}
-    source = write_checkpoint(tmp_path / "in", tensors)
-    blobstore.import_model(source, "m", store=store)
-    blobstore.export_model("m", tmp_path / "out", store=store)
-    assert raw_tensors(tmp_path / "out") == raw_tensors(source)
+    for size, name in ((5 * 10**9, "model.safetensors"), ("source", path.name)):
+        out = tmp_path / str(size)
+        result = blobstore.export_model("m", out, store=store, max_shard_size=size)
+        assert list(result.files) == [name]
+        assert raw_tensors(out) == raw_tensors(tmp_path)
+        assert metadata_of(out / name) == {}
 
 
 @pytest.mark.parametrize(
-    ("options", "says"),
+    "options",
     [
-        ({"format": "gguf"}, "unknown format 'gguf'"),
-        ({"dequantize": "int8"}, "unknown dtype 'int8'"),
-        ({"dequantize": DType.U8}, "not U8"),
-        ({"max_shard_size": "5GB"}, "invalid shard size"),
-        ({"format": "mlx", "max_shard_size": "source"}, "the source's files hold other tensors"),
-        ({"jobs": 0}, "at least one thread"),
+        {"format": "gguf"},
+        {"dequantize": "int8"},
+        {"dequantize": DType.U8},
+        {"max_shard_size": "5GB"},
+        {"format": "mlx", "max_shard_size": "source"},
+        {"jobs": 0},
     ],
 )
-def test_wrong_options(store: Store, tmp_path: Path, options: dict[str, Any], says: str) -> None:
-    with pytest.raises(UsageError, match=says):
+def test_wrong_options(store: Store, tmp_path: Path, options: dict[str, Any]) -> None:
+    blobstore.import_model(PYCODE, "m", store=store)
+    with pytest.raises(UsageError):
         blobstore.export_model("m", tmp_path / "out", store=store, **options)
-    assert list(tmp_path.iterdir()) == []
+    assert not (tmp_path / "out").exists()
 
 
 def test_the_type_that_was_asked_for_comes_back(store: Store, tmp_path: Path) -> None:

