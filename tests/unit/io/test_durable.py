@@ -2,38 +2,55 @@
 
 from __future__ import annotations
 
-import ctypes
 import errno
 import os
+import subprocess
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from blobstore.errors import StorageError
-from blobstore.io import durable
+from blobstore.io import _native, durable
 
-FUSE, NFS, UNKNOWN, EXT4 = 0x65735546, 0x6969, 0x12345678, 0xEF53
+LIMITED = """
+import resource, sys
+from blobstore.io._native import write_parts
+resource.setrlimit(resource.RLIMIT_FSIZE, (1000, resource.RLIM_INFINITY))
+with open(sys.argv[1], "wb") as file:
+    try:
+        write_parts([(file.fileno(), 0, b"a" * 600), (file.fileno(), 600, b"b" * 600)])
+    except OSError as error:
+        sys.exit(error.errno)
+"""
 
 
-def test_syncfs_is_trusted_where_it_is_known_to_sync(monkeypatch: pytest.MonkeyPatch) -> None:
-    """On FUSE it does nothing: then every file has to be synced by itself."""
-    trusted = {}
-    for kind in (FUSE, NFS, UNKNOWN, None, EXT4):
-        monkeypatch.setattr(durable, "_file_system", lambda _fd, kind=kind: kind)
-        trusted[kind] = durable.syncs_whole(0)
-    assert trusted == {FUSE: False, NFS: False, UNKNOWN: False, None: False, EXT4: True}
+@pytest.fixture
+def fd(tmp_path: Path) -> Iterator[int]:
+    number = os.open(tmp_path / "file", os.O_RDWR | os.O_CREAT)
+    yield number
+    os.close(number)
 
 
-def test_a_write_of_half_the_bytes_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.skipif(not Path("/proc/self").exists(), reason="no file system of the kernel's own")
+def test_syncfs_is_trusted_only_where_it_is_known_to_sync() -> None:
+    """On FUSE it does nothing: then, and on any unknown one, each file is synced by itself."""
+    number = os.open("/proc/self", os.O_RDONLY)
+    assert not durable.syncs_whole(number)
+    os.close(number)
+
+
+def test_a_write_of_half_the_bytes_goes_on(
+    tmp_path: Path, fd: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     real = os.pwrite
 
     def pwrite(fd: int, data: memoryview, offset: int) -> int:
         return real(fd, data[: max(1, len(data) // 2)], offset)
 
     monkeypatch.setattr(os, "pwrite", pwrite)
-    fd = durable.create_file(tmp_path / "file")
     durable.write_all_at(fd, 3, memoryview(b"0123456789"))
-    os.close(fd)
     assert (tmp_path / "file").read_bytes() == b"\0\0\x000123456789"
 
 
@@ -46,50 +63,67 @@ def test_a_folder_on_another_mount_of_the_same_device_is_noticed(
         raise OSError(errno.EXDEV, os.strerror(errno.EXDEV), str(source), None, str(target))
 
     monkeypatch.setattr(os, "rename", rename)
-    with pytest.raises(StorageError, match="is on another file system than"):
+    with pytest.raises(StorageError, match="another file system"):
         durable.check_one_mount(tmp_path, tmp_path)
 
 
-class Refusing:
-    """A C library whose fallocate fails with these error numbers, one after the other."""
-
-    def __init__(self, *codes: int) -> None:
-        self.codes = list(codes)
-
-    def fallocate(self, fd: int, _mode: int, start: ctypes.c_int64, size: ctypes.c_int64) -> int:
-        if not self.codes:
-            os.posix_fallocate(fd, start.value, size.value)
-            return 0
-        ctypes.set_errno(self.codes.pop(0))
-        return -1
-
-
-@pytest.mark.parametrize(
-    ("library", "has_blocks"),
-    [
-        (Refusing(errno.EINTR, errno.EINTR), True),
-        (Refusing(errno.EOPNOTSUPP), False),
-        (None, False),
-    ],
-    ids=["interrupted", "not supported", "no fallocate"],
-)
-def test_a_file_gets_its_size_and_its_blocks_where_that_is_possible(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, library: Refusing | None, has_blocks: bool
-) -> None:
-    monkeypatch.setattr(durable, "_libc", library)
-    fd = durable.create_file(tmp_path / "file")
+def test_a_file_gets_its_size_before_anything_is_written(tmp_path: Path, fd: int) -> None:
     durable.reserve(fd, 100_000)
-    status = os.fstat(fd)
-    os.close(fd)
-    assert status.st_size == 100_000
-    assert (512 * status.st_blocks >= 100_000) is has_blocks
+    assert (tmp_path / "file").stat().st_size == 100_000
+    with pytest.raises(OSError, match=r"No space|too large|Invalid"):
+        durable.reserve(fd, 2**62)
 
 
-def test_a_full_disk_is_found_before_anything_is_written(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+# Parts of files that are written in one call
+
+
+def test_all_parts_are_written(tmp_path: Path, fd: int) -> None:
+    other = os.open(tmp_path / "other", os.O_RDWR | os.O_CREAT)
+    _native.write_parts([(fd, 4, b"efg"), (other, 0, b"z"), (fd, 2**32, b""), (fd, 0, b"abcd")])
+    os.close(other)
+    assert (tmp_path / "file").read_bytes() == b"abcdefg"
+    assert (tmp_path / "other").read_bytes() == b"z"
+
+
+def test_a_write_of_a_part_of_the_bytes_goes_on(tmp_path: Path) -> None:
+    """The system writes up to the limit of a file's size, and fails then."""
+    path = tmp_path / "file"
+    done = subprocess.run([sys.executable, "-c", LIMITED, path], check=False)
+    assert done.returncode == errno.EFBIG
+    assert path.read_bytes() == b"a" * 600 + b"b" * 400
+
+
+def test_the_first_error_ends_it_and_releases_all_memory(tmp_path: Path, fd: int) -> None:
+    parts = [bytearray(b"a"), bytearray(b"b"), bytearray(b"c")]
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        _native.write_parts([(fd, 0, parts[0]), (-1, 0, parts[1]), (fd, 1, parts[2])])
+    assert (tmp_path / "file").read_bytes() == b"a"
+    for part in parts:
+        part.clear()  # fails while something holds its memory
+
+
+@pytest.mark.parametrize("part", [(0, 0), (0, 0, "text"), (0, 2**64, b"")])
+def test_what_is_not_a_part_is_refused(part: tuple[int, int, bytes]) -> None:
+    with pytest.raises((TypeError, ValueError, BufferError, RuntimeError, OverflowError)):
+        _native.write_parts([part])
+
+
+def test_where_the_page_cache_can_not_be_passed_it_is_used(
+    tmp_path: Path, fd: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(durable, "_libc", Refusing(errno.ENOSPC))
-    fd = durable.create_file(tmp_path / "file")
-    with pytest.raises(OSError, match=os.strerror(errno.ENOSPC)):
-        durable.reserve(fd, 100_000)
-    os.close(fd)
+    """Some file systems open a file with O_DIRECT, and then refuse to write (EINVAL)."""
+    real = _native.write_parts
+
+    def write_parts(parts: list[tuple[int, int, memoryview]]) -> None:
+        if any(part[0] == direct for part in parts):
+            raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
+        real(parts)
+
+    monkeypatch.setattr(_native, "write_parts", write_parts)
+    monkeypatch.setattr(durable, "DIRECT_FROM", 1)
+    direct = os.dup(fd)
+    data = memoryview(bytes(range(256)) * 64)
+    durable.write_aligned(fd, direct, 100, data, [(20_000, b"beside")])
+    os.close(direct)
+    found = (tmp_path / "file").read_bytes()
+    assert (found[100 : 100 + len(data)], found[20_000:]) == (bytes(data), b"beside")

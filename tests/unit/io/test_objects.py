@@ -85,14 +85,9 @@ def test_keys_stay_in_the_prefix(bucket: Bucket) -> None:
         error_of(UsageError, partial(bucket.get, key))
 
 
-@pytest.mark.parametrize(
-    "address", ["s3://", "s3:///x", "s3://a/../b", "ftp://x/y", "az://?x", "s3://u@b"]
-)
-def test_other_addresses_are_refused(address: str) -> None:
-    error_of(UsageError, lambda: open_bucket(address))
-
-
-def test_settings_are_checked() -> None:
+def test_addresses_and_settings_are_checked() -> None:
+    for address in ("s3://", "s3:///x", "s3://a/../b", "ftp://x/y", "az://?x", "s3://u@b"):
+        error_of(UsageError, partial(open_bucket, address))
     assert "bogus" in error_of(UsageError, lambda: open_bucket("s3://b", {"bogus": "1"})).message
     assert "Account" in error_of(UsageError, lambda: open_bucket("az://b")).message
 
@@ -125,19 +120,11 @@ ANSWER = f"{REQUEST} - Server returned non-2xx status code: "
     ("text", "kind", "says"),
     [
         (f"{ANSWER}403 Forbidden: <Error><Code>AccessDenied</Code>", AccessError, "AccessDenied"),
-        (f"{ANSWER}401 Unauthorized: ", AccessError, "denied"),
         (f"{ANSWER}404 Not Found: <Code>NoSuchBucket</Code>", NotFoundError, "bucket"),
-        (f"{ANSWER}404 Not Found: ", NotFoundError, "does not exist"),
         (f"{ANSWER}416 Range Not Satisfiable: ", ShortReadError, "ends"),
         (f"{ANSWER}503 Slow Down: <Code>SlowDown</Code>", RemoteError, "503: SlowDown"),
-        (f"{ANSWER}501 Not Implemented: ", RemoteError, "501"),
-        (
-            f"{REQUEST} HttpError {{ kind: Connect, source",
-            RemoteError,
-            "can't connect to its server",
-        ),
-        (f"{REQUEST} - HTTP error: operation timed out", RemoteError, "timed out"),
-        ("PUT http://169.254.169.254/latest/api/token failed", AccessError, "missing credentials"),
+        (f"{REQUEST} HttpError {{ kind: Connect, source", RemoteError, "connect"),
+        ("PUT http://169.254.169.254/latest/api/token failed", AccessError, "credentials"),
         (f"{ANSWER}301 Moved: redirect without LOCATION", RemoteError, "301"),
     ],
 )

@@ -31,8 +31,11 @@ class Counted(BytesReader):
 def test_a_joined_reader_reads_its_parts_as_one(
     parts: list[bytes], begin: int, length: int
 ) -> None:
-    whole = b"".join(parts)
-    segments = [Segment(len(data), partial(BytesReader, data)) for data in parts]
+    whole = b"".join(data[len(data) // 2 :] for data in parts)
+    segments = [
+        Segment(len(data) - len(data) // 2, partial(BytesReader, data), len(data) // 2)
+        for data in parts
+    ]
     reader = JoinedReader("joined", segments)
     assert reader.size == len(whole)
     if begin + length <= len(whole):
@@ -43,11 +46,6 @@ def test_a_joined_reader_reads_its_parts_as_one(
     assert reader.digest() == Digest.of(whole)
 
 
-def test_a_part_begins_at_its_offset() -> None:
-    parts = [Segment(2, partial(BytesReader, b"abcde"), offset) for offset in (3, 0, 1)]
-    assert JoinedReader("joined", parts).read(1, 5) == b"eabbc"
-
-
 def test_parts_are_opened_when_they_are_read_and_closed_after_it() -> None:
     events: list[str] = []
     segments = [
@@ -56,7 +54,6 @@ def test_parts_are_opened_when_they_are_read_and_closed_after_it() -> None:
     with JoinedReader("x", segments) as reader:
         for offset in range(reader.size):
             reader.read(offset, 1)
-    reader.close()
     assert events == ["open one", "close one", "open two", "close two"]
 
 
@@ -70,11 +67,11 @@ def test_memory_is_read_as_bytes() -> None:
 
 # Digests
 
-DATA = random.Random(5).randbytes(9_000_001)
+DATA = random.Random(5).randbytes(3_000_001)
 
 
 def test_digests_of_files_of_any_size_are_those_of_hashlib() -> None:
-    sizes = (0, 1, 63, 64, 2**18 + 1, 3_000_000, len(DATA))
+    sizes = (0, 1, 64, 2**18 + 1, len(DATA))
     names = [f"blob {size}" for size in sizes]
     seen: list[tuple[int, str]] = []
     found = digests_of(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
 
 import pytest
 
@@ -50,21 +49,6 @@ def test_the_first_error_in_order_is_raised_and_nothing_is_begun_afterwards(jobs
         each(range(1000), do, jobs, name="each")
     assert sorted(begun) == list(range(len(begun)))
     assert len(begun) <= 5 + jobs
-
-
-@pytest.mark.parametrize("jobs", [1, 3])
-def test_an_error_of_the_items_themselves_comes_after_those_of_what_was_begun(jobs: int) -> None:
-    def items() -> Iterator[int]:
-        yield 0
-        raise KeyError("items")
-
-    def fail(item: int) -> None:
-        raise ValueError(item)
-
-    with pytest.raises(KeyError, match="items"):
-        each(items(), lambda _: None, jobs, name="each")
-    with pytest.raises(ValueError, match=r"^0$"):
-        each(items(), fail, jobs, name="each")
 
 
 def test_a_thread_whose_start_is_interrupted_is_waited_for(

@@ -6,7 +6,7 @@ import json
 import socket
 import ssl
 import struct
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -15,8 +15,7 @@ from support import FIXTURES
 from support.retry_policies import patient_clients, patient_policy
 from support.servers import Server, reply, server as run_server
 
-from blobstore.io.http.remote_files import Remote, RemoteFile
-from blobstore.source.web import WebFolder
+from blobstore.io.http.remote_files import Remote
 
 KIB = 2**10
 RETRY_POLICY = patient_policy(attempts=3, backoff_s=0.001, longest_wait_s=0.05)
@@ -72,12 +71,6 @@ def resolving(table: dict[str, list[str]]) -> Callable[..., Any]:
         return system(found.pop(0) if len(found) > 1 else found[0], *arguments, **options)
 
     return getaddrinfo
-
-
-def open_all(folder: WebFolder, names: Sequence[str]) -> list[RemoteFile]:
-    """Return readers of several files of a folder, opened at once."""
-    with folder.reading(names, lambda reader: reader) as readers:
-        return list(readers)
 
 
 def safetensors_file(header: int, data: int = 4) -> bytes:

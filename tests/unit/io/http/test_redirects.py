@@ -9,15 +9,7 @@ from typing import Any
 
 import pytest
 from support.corpus import refusal
-from support.servers import (
-    Asked,
-    Server,
-    one_after_another,
-    part,
-    redirect,
-    reply,
-    server as run_server,
-)
+from support.servers import Asked, Server, one_after_another, part, redirect, reply
 
 from blobstore.errors import RemoteError
 from blobstore.formats.safetensors.header import header_of
@@ -26,7 +18,7 @@ from blobstore.io.http.web_addresses import RequestTarget, WebAddress, redirecte
 
 from .conftest import KIB, RETRY_POLICY, resolving, safetensors_file
 
-TARGET = "x"
+DATA = safetensors_file(100 * KIB)
 
 
 @contextmanager
@@ -61,9 +53,7 @@ def test_five_redirects_are_followed_and_six_are_not(server: Server, remote: Rem
     assert refusal(lambda: get(remote, server.at("6"))).rule == "R2"
 
 
-@pytest.mark.parametrize(
-    "lines", [[], ["Location: /a", "Location: /b"], ["Location: "], ["Location: ftp://h/"]]
-)
+@pytest.mark.parametrize("lines", [[], ["Location: /a", "Location: /b"], ["Location: ftp://h/"]])
 def test_a_redirect_without_a_usable_location_is_refused(
     lines: list[str], server: Server, remote: Remote
 ) -> None:
@@ -95,49 +85,42 @@ def test_credentials_stay_with_their_origin(before: str, after: str, kept: bool)
     start = RequestTarget(WebAddress.parse(before), "Bearer secret")
     target = redirected(start, after, from_public=False)
     assert (target.authorization is not None) is kept
-    back = redirected(target, before.replace("http:", "https:"), from_public=False)
-    assert (back.authorization is not None) is kept
     assert "secret" not in repr(start)
 
 
 def test_no_redirect_from_https_to_http() -> None:
     target = RequestTarget(WebAddress.parse("https://h/a"))
-    error = refusal(lambda: redirected(target, "http://h/a", from_public=False))
-    assert (error.rule, "https to http" in str(error)) == ("R2", True)
+    assert refusal(lambda: redirected(target, "http://h/a", from_public=False)).rule == "R2"
 
 
 def test_a_token_is_for_the_first_origin_only(server: Server, other_server: Server) -> None:
-    data = safetensors_file(100 * KIB)
+    """Not for others that are named or redirected to, nor for where those redirect to."""
+    leads_away = ("/away", "/and-back")
     here = server.play(
-        lambda asked: redirect(other_server.url) if asked.target == "/away" else part(asked, data)
+        lambda asked: (
+            redirect(other_server.at(asked.target[1:]))
+            if asked.target in leads_away
+            else part(asked, DATA)
+        )
     )
-    there = other_server.play(lambda asked: part(asked, data))
+    there = other_server.play(
+        lambda asked: (
+            redirect(server.at("back")) if asked.target == "/and-back" else part(asked, DATA)
+        )
+    )
     with Remote("secret", retry_policy=RETRY_POLICY) as remote:
-        for url in (server.url, other_server.url, server.at("away")):
-            remote.open(url)
-    assert {asked.fields.get("authorization") for asked in here.asked} == {"Bearer secret"}
+        for url in (server.url, other_server.url, server.at("away"), server.at("and-back")):
+            header_of(remote.open(url))
+    for asked in here.asked:
+        expected = None if asked.target == "/back" else "Bearer secret"
+        assert asked.fields.get("authorization") == expected
     assert {asked.fields.get("authorization") for asked in there.asked} == {None}
-
-
-def test_a_token_does_not_come_back_from_another_origin(
-    server: Server, other_server: Server
-) -> None:
-    """A redirects to B, and B to A: B chose what is asked there."""
-    data = safetensors_file(100 * KIB)
-    here = server.play(
-        lambda asked: part(asked, data) if asked.target == "/2" else redirect(other_server.url)
-    )
-    other_server.play(lambda _: redirect(server.at("2")))
-    with Remote("secret", retry_policy=RETRY_POLICY) as remote:
-        header_of(remote.open(server.at("1")))
-    seen = [(asked.target, asked.fields.get("authorization")) for asked in here.asked]
-    assert seen == [("/1", "Bearer secret"), ("/2", None), ("/2", None)]
 
 
 def test_a_token_is_not_sent_in_the_clear_to_a_public_server(server: Server) -> None:
     script = server.play(lambda _: reply(200, body=b"x"))
     with public("127.0.0.1", token="secret") as client:  # noqa: S106
-        assert "without TLS" in str(refusal(lambda: get(client, server.url)))
+        assert "TLS" in str(refusal(lambda: get(client, server.url)))
     with public("127.0.0.1") as client:
         assert get(client, server.url) == b"x"
     assert [asked.fields.get("authorization") for asked in script.asked] == [None]
@@ -146,7 +129,7 @@ def test_a_token_is_not_sent_in_the_clear_to_a_public_server(server: Server) -> 
 # Public and private networks
 
 
-@pytest.mark.parametrize("host", ["127.0.0.2", "localhost", "[::1]", "[fe80::1]", "0x7f000002"])
+@pytest.mark.parametrize("host", ["127.0.0.2", "localhost", "[::1]", "0x7f000002"])
 def test_a_public_server_may_not_redirect_to_a_private_one(
     host: str, server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -157,23 +140,25 @@ def test_a_public_server_may_not_redirect_to_a_private_one(
     assert [asked.target for asked in script.asked] == ["/a"]
 
 
+@pytest.mark.parametrize("addresses", [(), ("127.0.0.1",)])
 def test_a_private_server_may_redirect_anywhere_and_a_public_one_to_itself(
-    server: Server, other_server: Server
+    addresses: tuple[str, ...], server: Server, other_server: Server
 ) -> None:
     server.play(
         lambda asked: reply(200, body=b"x") if asked.target == "/b" else redirect(other_server.url)
     )
     other_server.play(lambda _: redirect(server.at("b")))
-    with public() as client:
-        assert get(client, server.at("a")) == b"x"
-    with public("127.0.0.1") as client:
+    with public(*addresses) as client:
         assert get(client, server.at("a")) == b"x"
 
 
-@pytest.mark.parametrize("host", ["169.254.169.254", "[fe80::1]", "metadata.test"])
+@pytest.mark.parametrize(
+    "host", ["169.254.169.254", "2852039166", "[::ffff:a9fe:a9fe]", "[fe80::1]", "metadata.test"]
+)
 def test_no_server_may_redirect_to_a_link_local_address(
     host: str, server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """The C library understands many spellings, so addresses are checked after it."""
     monkeypatch.setattr(socket, "getaddrinfo", resolving({"metadata.test": ["169.254.1.1"]}))
     server.play(lambda _: redirect(f"http://{host}/latest/meta-data"))
     with public() as client:
@@ -196,7 +181,7 @@ def test_a_name_that_resolves_to_something_else_a_moment_later(
     monkeypatch.setattr(socket, "getaddrinfo", resolving(table))
     with public("127.0.0.1") as client:
         error = refusal(lambda: get(client, server.at("a")))
-    assert "more than 5 redirects" in str(error)
+    assert "5 redirects" in str(error)
     assert len(script.asked) == 6
 
 
@@ -216,20 +201,19 @@ def test_of_a_name_with_both_kinds_of_addresses_the_public_one_is_taken(
         assert get(client, server.url) == b"x"
 
 
-def test_a_kept_alive_connection_is_checked_again(server: Server) -> None:
+def test_a_kept_alive_connection_is_checked_again(
+    server: Server, other_server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A user asked for the private server; a public one that redirects to it gains nothing."""
     is_public = {"127.0.0.1": False}
-    with (
-        run_server("127.0.0.1") as private,
-        Remote(retry_policy=RETRY_POLICY, is_public=lambda address: is_public[address]) as client,
-        pytest.MonkeyPatch.context() as patch,
-    ):
-        patch.setattr(socket, "getaddrinfo", resolving({"private.test": ["127.0.0.1"]}))
-        script = private.play(lambda _: reply(200, body=b"x"))
-        server.play(lambda _: redirect(f"http://private.test:{private.port}/"))
-        assert get(client, f"http://private.test:{private.port}/") == b"x"
+    monkeypatch.setattr(socket, "getaddrinfo", resolving({"private.test": ["127.0.0.1"]}))
+    url = f"http://private.test:{other_server.port}/"
+    script = other_server.play(lambda _: reply(200, body=b"x"))
+    server.play(lambda _: redirect(url))
+    with Remote(retry_policy=RETRY_POLICY, is_public=lambda address: is_public[address]) as client:
+        assert get(client, url) == b"x"
         is_public["127.0.0.1"] = True
         error = refusal(lambda: get(client, server.url))
-        assert isinstance(error, RemoteError)
-        assert "private network" in str(error)
-        assert len(script.asked) == 1
+    assert isinstance(error, RemoteError)
+    assert "private network" in str(error)
+    assert len(script.asked) == 1
