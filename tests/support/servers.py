@@ -49,7 +49,6 @@ class Script:
     """
 
     answer: Answer
-    port: int
     asked: list[Asked] = field(default_factory=list)
     sent: int = 0
     sent_to: Counter[int] = field(default_factory=Counter)
@@ -89,7 +88,7 @@ class Server:
         self.port = int(self._listener.getsockname()[1])
         self._scheme = "http" if context is None else "https"
         self._context = context
-        self._script = Script(lambda _: [], self.port)
+        self._script = Script(lambda _: [])
         self._count = 0
         self._accepting = threading.Thread(target=self._accept, daemon=True)
         self._accepting.start()
@@ -103,9 +102,9 @@ class Server:
         """Return the address of ``target``."""
         return f"{self._scheme}://{self.host}:{self.port}/{target}"
 
-    def play(self, answer: Answer) -> Script:
-        """Answer by ``answer`` from now on."""
-        self._script = Script(answer, self.port)
+    def play(self, answer: Answer | list[bytes]) -> Script:
+        """Answer by ``answer`` from now on, or with the same bytes always."""
+        self._script = Script(answer if callable(answer) else lambda _: answer)
         return self._script
 
     @property

@@ -55,7 +55,7 @@ def tls_server() -> Iterator[Server]:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(CERTIFICATE, FIXTURES / "tls" / "key.pem")
     with run_server(context=context) as running:
-        running.play(lambda _: reply(200, body=b"x"))
+        running.play(reply(200, body=b"x"))
         yield running
 
 

@@ -46,7 +46,7 @@ def failure(client: HttpClient, url: str) -> RemoteError:
 
 
 def test_what_a_request_says(server: Server, remote: Remote) -> None:
-    script = server.play(lambda _: reply(200, body=b"x"))
+    script = server.play(reply(200, body=b"x"))
     assert get(remote, server.at("a?b=c#d")) == b"x"
     (asked,) = script.asked
     assert asked.target == "/a?b=c"
@@ -71,7 +71,7 @@ def test_the_environment_is_ignored(
         "SSL_CERT_FILE": str(CERTIFICATE),
     }.items():
         monkeypatch.setenv(name, value)
-    script = server.play(lambda _: reply(200, body=b"x"))
+    script = server.play(reply(200, body=b"x"))
     with HttpClient(retry_policy=RETRY_POLICY) as client, tls_server() as secure:
         assert get(client, server.url) == b"x"
         assert "authorization" not in script.asked[0].fields
@@ -85,7 +85,7 @@ def test_what_is_not_a_token_is_refused() -> None:
 
 def test_a_token_is_not_in_an_error_nor_in_its_frames(server: Server) -> None:
     challenge = 'WWW-Authenticate: Bearer realm="http://127.0.0.1:9",service="x"'
-    script = server.play(lambda _: reply(401, challenge, "Set-Cookie: a=b; Path=/"))
+    script = server.play(reply(401, challenge, "Set-Cookie: a=b; Path=/"))
     with HttpClient("swordfish", retry_policy=RETRY_POLICY) as client:
         failure(client, server.url)
         error = failure(client, server.url)
@@ -135,14 +135,14 @@ REFUSED = {
 def test_a_reply_that_others_could_read_otherwise_is_refused(
     name: str, server: Server, remote: Remote
 ) -> None:
-    script = server.play(lambda _: [REFUSED[name]])
+    script = server.play([REFUSED[name]])
     assert failure(remote, server.url).rule == "R1"
     assert len(script.asked) == 1
 
 
 def test_the_next_page_is_found_in_time(server: Server, remote: Remote) -> None:
     """It took 18 seconds when each address was searched to the end of the field."""
-    server.play(lambda _: reply(200, "Link: " + "<a>;" * 15_000 + '<b>; rel="next"'))
+    server.play(reply(200, "Link: " + "<a>;" * 15_000 + '<b>; rel="next"'))
     assert remote.read_page(server.url, 1000)[1] == "b"
 
 
@@ -151,7 +151,7 @@ def test_the_next_page_is_found_in_time(server: Server, remote: Remote) -> None:
 
 def test_a_document_is_read_up_to_its_limit(server: Server, remote: Remote) -> None:
     for answer in (reply(200, body=b"x" * 1000), [head(200), *[b"x" * 100] * 10]):
-        server.play(lambda _, answer=answer: answer)
+        server.play(answer)
         assert remote.read_page(server.url, 1000)[0] == b"x" * 1000
         assert isinstance(refusal(lambda: remote.read_page(server.url, 999)), LimitExceededError)
 
@@ -163,7 +163,7 @@ def test_a_document_whose_connection_breaks_is_asked_for_again(
     script = server.play(one_after_another(cut, reply(200, body=b"x" * 1000)))
     assert remote.read_page(server.url, 1000)[0] == b"x" * 1000
     assert len(script.asked) == 2
-    script = server.play(lambda _: cut)
+    script = server.play(cut)
     assert isinstance(refusal(lambda: remote.read_page(server.url, 1000)), RemoteError)
     assert len(script.asked) == RETRY_POLICY.attempts
 
@@ -196,7 +196,7 @@ def test_a_body_without_a_length_ends_as_its_protocol_has_it(
 ) -> None:
     """A reset, or an end of TCP within TLS, can be anybody's (RFC 9112 section 9.8)."""
     body = b"HTTP/1.1 200 OK\r\n\r\nabc"
-    server.play(lambda _: [body])
+    server.play([body])
     assert get(remote, server.url) == b"abc"
 
     listener = socket.create_server(("127.0.0.1", 0))
@@ -218,7 +218,7 @@ def test_a_body_without_a_length_ends_as_its_protocol_has_it(
         tls_server() as secure,
         HttpClient(retry_policy=RETRY_POLICY, ca_file=str(CERTIFICATE)) as trusting,
     ):
-        secure.play(lambda _: [body])  # and no close_notify
+        secure.play([body])  # and no close_notify
         failure(trusting, secure.url)
 
 
@@ -230,7 +230,7 @@ def test_a_temporary_failure_is_tried_again(status: int, server: Server, remote:
     script = server.play(one_after_another(reply(status), reply(status), reply(200, body=b"x")))
     assert get(remote, server.url) == b"x"
     assert len(script.asked) == 3
-    script = server.play(lambda _: reply(status))
+    script = server.play(reply(status))
     error = failure(remote, server.url)
     assert (error.status, error.temporary) == (status, True)
     assert len(script.asked) == RETRY_POLICY.attempts
@@ -238,7 +238,7 @@ def test_a_temporary_failure_is_tried_again(status: int, server: Server, remote:
 
 @pytest.mark.parametrize("status", [206, 304, 404, 501])
 def test_any_other_failure_is_final(status: int, server: Server, remote: Remote) -> None:
-    script = server.play(lambda _: reply(status, "Location: /b"))
+    script = server.play(reply(status, "Location: /b"))
     error = refusal(lambda: get(remote, server.url))
     assert isinstance(error, NotFoundError if status == 404 else RemoteError)
     assert (len(script.asked), error.path) == (1, server.url)
@@ -270,7 +270,7 @@ def test_what_retry_after_may_say(server: Server, remote: Remote) -> None:
 
 def test_a_wait_that_is_too_long_is_an_error_with_a_hint(server: Server, remote: Remote) -> None:
     for line, seconds in (("Retry-After: 9999", "9,999"), ('RateLimit: "x";r=0;t=600', "601")):
-        script = server.play(lambda _, line=line: reply(429, line))
+        script = server.play(reply(429, line))
         assert seconds in str(failure(remote, server.url).hint)
         assert len(script.asked) == 1
 
@@ -284,7 +284,7 @@ def test_certificates_and_names_are_checked(monkeypatch: pytest.MonkeyPatch) -> 
         HttpClient(retry_policy=RETRY_POLICY, ca_file=str(CERTIFICATE)) as client,
         HttpClient(retry_policy=RETRY_POLICY) as distrusting,
     ):
-        script = server.play(lambda _: reply(200, body=b"x"))
+        script = server.play(reply(200, body=b"x"))
         assert [get(client, server.url) for _ in range(3)] == [b"x"] * 3
         assert script.connections == 1
         assert get(client, f"https://localhost:{server.port}/") == b"x"

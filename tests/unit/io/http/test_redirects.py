@@ -57,7 +57,7 @@ def test_five_redirects_are_followed_and_six_are_not(server: Server, remote: Rem
 def test_a_redirect_without_a_usable_location_is_refused(
     lines: list[str], server: Server, remote: Remote
 ) -> None:
-    server.play(lambda _: reply(302, *lines))
+    server.play(reply(302, *lines))
     assert refusal(lambda: get(remote, server.url)).rule in ("R1", "R2")
 
 
@@ -118,7 +118,7 @@ def test_a_token_is_for_the_first_origin_only(server: Server, other_server: Serv
 
 
 def test_a_token_is_not_sent_in_the_clear_to_a_public_server(server: Server) -> None:
-    script = server.play(lambda _: reply(200, body=b"x"))
+    script = server.play(reply(200, body=b"x"))
     with public("127.0.0.1", token="secret") as client:  # noqa: S106
         assert "TLS" in str(refusal(lambda: get(client, server.url)))
     with public("127.0.0.1") as client:
@@ -134,7 +134,7 @@ def test_a_public_server_may_not_redirect_to_a_private_one(
     host: str, server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(socket, "getaddrinfo", resolving({"localhost": ["127.0.0.2"]}))
-    script = server.play(lambda _: redirect(f"http://{host}:{server.port}/x"))
+    script = server.play(redirect(f"http://{host}:{server.port}/x"))
     with public("127.0.0.1") as client:
         assert "private network" in str(refusal(lambda: get(client, server.at("a"))))
     assert [asked.target for asked in script.asked] == ["/a"]
@@ -147,7 +147,7 @@ def test_a_private_server_may_redirect_anywhere_and_a_public_one_to_itself(
     server.play(
         lambda asked: reply(200, body=b"x") if asked.target == "/b" else redirect(other_server.url)
     )
-    other_server.play(lambda _: redirect(server.at("b")))
+    other_server.play(redirect(server.at("b")))
     with public(*addresses) as client:
         assert get(client, server.at("a")) == b"x"
 
@@ -160,7 +160,7 @@ def test_no_server_may_redirect_to_a_link_local_address(
 ) -> None:
     """The C library understands many spellings, so addresses are checked after it."""
     monkeypatch.setattr(socket, "getaddrinfo", resolving({"metadata.test": ["169.254.1.1"]}))
-    server.play(lambda _: redirect(f"http://{host}/latest/meta-data"))
+    server.play(redirect(f"http://{host}/latest/meta-data"))
     with public() as client:
         assert "link-local" in str(refusal(lambda: get(client, server.url)))
 
@@ -176,7 +176,7 @@ def test_a_name_that_resolves_to_something_else_a_moment_later(
     server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """DNS rebinding: a name is looked up once a connection, and the checked address is used."""
-    script = server.play(lambda _: redirect(f"http://rebinding.test:{server.port}/x"))
+    script = server.play(redirect(f"http://rebinding.test:{server.port}/x"))
     table = {"rebinding.test": ["127.0.0.1", "127.0.0.2"]}
     monkeypatch.setattr(socket, "getaddrinfo", resolving(table))
     with public("127.0.0.1") as client:
@@ -208,8 +208,8 @@ def test_a_kept_alive_connection_is_checked_again(
     is_public = {"127.0.0.1": False}
     monkeypatch.setattr(socket, "getaddrinfo", resolving({"private.test": ["127.0.0.1"]}))
     url = f"http://private.test:{other_server.port}/"
-    script = other_server.play(lambda _: reply(200, body=b"x"))
-    server.play(lambda _: redirect(url))
+    script = other_server.play(reply(200, body=b"x"))
+    server.play(redirect(url))
     with Remote(retry_policy=RETRY_POLICY, is_public=lambda address: is_public[address]) as client:
         assert get(client, url) == b"x"
         is_public["127.0.0.1"] = True

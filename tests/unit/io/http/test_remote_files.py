@@ -78,10 +78,14 @@ def test_a_read_after_the_header_asks_for_what_is_missing_and_no_more(
 
 def test_an_empty_file(server: Server, remote: Remote) -> None:
     for answer in (reply(416, "Content-Range: bytes */0"), reply(200)):
-        server.play(lambda _, answer=answer: answer)
+        server.play(answer)
         assert remote.open(server.url).size == 0
-    server.play(lambda _: reply(416, "Content-Range: bytes */66"))
+    server.play(reply(416, "Content-Range: bytes */66"))
     assert refusal(lambda: remote.open(server.url)).rule == "R1"
+
+
+def large(line: str) -> Answer:
+    return lambda asked: part(asked, LARGE, line)
 
 
 def test_if_range_is_sent_with_a_strong_validator_only(server: Server, remote: Remote) -> None:
@@ -91,7 +95,7 @@ def test_if_range_is_sent_with_a_strong_validator_only(server: Server, remote: R
         ("ETag: v1", None),
         ("Last-Modified: Sat, 21 Nov 2026 10:00:00 GMT", None),
     ):
-        script = server.play(lambda asked, line=line: part(asked, LARGE, line))
+        script = server.play(large(line))
         header_of(remote.open(server.url))
         assert [asked.fields.get("if-range") for asked in script.asked] == [None, condition]
 
@@ -141,7 +145,7 @@ def test_a_file_that_ends_too_early_is_an_error(server: Server, remote: Remote) 
     error = refusal(lambda: header_of(remote.open(server.url)))
     assert isinstance(error, ShortReadError)
     assert f"{len(LARGE) - 4:,}" in str(error)
-    server.play(lambda _: [head(200, "Content-Length: 5000") + SMALL[:500]])
+    server.play([head(200, "Content-Length: 5000") + SMALL[:500]])
     assert isinstance(refusal(lambda: remote.open(server.url)), RemoteError)
 
 
@@ -153,7 +157,7 @@ def test_a_part_that_brings_other_bytes_than_it_says_is_refused(
 ) -> None:
     """Without a Content-Length only the Content-Range says which bytes they are."""
     begin = head(206, f"Content-Range: bytes {said}", CHUNKED)
-    server.play(lambda _: [*in_chunks(begin, SMALL[:size]), KEEP_ALIVE])
+    server.play([*in_chunks(begin, SMALL[:size]), KEEP_ALIVE])
     assert refusal(lambda: remote.open(server.url)).rule == "R1"
 
 
@@ -246,7 +250,7 @@ def a_206(begin: int, *fields: str, size: int = len(DATA), length: int = 10) -> 
 def test_a_wrong_reply_is_a_typed_error(
     server: Server, client: Remote, answer: list[bytes], kind: type
 ) -> None:
-    script = server.play(lambda _: answer)
+    script = server.play(answer)
     assert type(refusal(lambda: filled(opened(client, server.url), 0, 10))) is kind
     assert len(script.asked) <= 6
 
