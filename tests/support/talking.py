@@ -85,10 +85,11 @@ class Parrot:
         self._room = self.sampling.room(len(prompt))
         self.seen.append(Letters.decode(prompt))
         answer = Generation(prompt_tokens=len(prompt))
-        answer.pieces = self._pieces(answer)
+        answer.pieces = self.pieces(answer)
         return answer
 
-    def _pieces(self, answer: Generation) -> Iterator[str]:
+    def pieces(self, answer: Generation) -> Iterator[str]:
+        """Yield what it says."""
         for piece in ("o", "k")[: self._room]:
             if answer.is_stopped:
                 answer.finish_reason = "interrupted"

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-import re
 from pathlib import Path
+from shutil import rmtree
 
 import pytest
 from support import PYCODE
@@ -31,14 +31,7 @@ def test_a_list(cli: Cli, source: Path) -> None:
     ]
     assert cli.text("ls", "--sort", "size") == cli.text("list", "--sort", "size")
     item = cli.json("list", "--sort", "size")[1]
-    assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ", item.pop("modified"))
-    assert item == {
-        "name": "tiny:int4",
-        "id": made["digest"],
-        "size": made["stored_bytes"],
-        "quant_type": "int4",
-        "parameters": 32_832,
-    }
+    assert (item["id"], item["size"]) == (made["digest"], made["stored_bytes"])
 
 
 def test_a_list_is_sorted_by_time_name_or_size(cli: Cli) -> None:
@@ -54,25 +47,10 @@ def test_a_list_is_sorted_by_time_name_or_size(cli: Cli) -> None:
         ("--sort", "size"): ["b", "a", "c", "broken"],
     }.items():
         assert names(cli, *options) == [f"{name}:latest" for name in expected]
-    error = cli.refused("list", "--sort", "age")
-    assert error == "Error: unknown order 'age'\nHint: Use one of: name, time, size.\n"
-
-
-def test_broken_models_are_listed_beside_the_others(cli: Cli, source: Path) -> None:
-    for name in ("a", "b"):
-        cli.text("import", source, name)
-    manifest_path(cli.store, "a").write_bytes(b"{")
-    os.utime(manifest_path(cli.store, "b"), (2**33, 2**33))  # from another age
-    commit_model(cli.store, "c", b"no safetensors file")
-    rows = table(cli.text("list", "--sort", "name"))
-    assert [row[:2] for row in (rows[1], rows[3])] == [
-        ["a:latest", "broken"],
-        ["c:latest", "broken"],
-    ]
-    assert rows[1][2].startswith("the manifest: not valid JSON: ")
-    first, second, _ = cli.json("list", "--sort", "name")
-    assert list(first) == [*second, "error"]
-    assert {key for key, value in first.items() if value is not None} == {"name", "error"}
+    assert "Use one of: name, time, size." in cli.refused("list", "--sort", "age")
+    (row,) = (row for row in table(cli.text("list")) if row[0] == "broken:latest")
+    assert row[1] == "broken"
+    assert row[2].startswith("the manifest: not valid JSON: ")
 
 
 def test_show(cli: Cli) -> None:
@@ -92,10 +70,6 @@ def test_show(cli: Cli) -> None:
         "layers": 54,
         "runs_in": made["runs_in"],
     }
-    assert [(one["runtime"], one["runs"]) for one in made["runs_in"]] == [
-        ("mlx-lm", "yes"),
-        ("Ollama", "unknown"),
-    ]
     assert len(tensors) == 47
     size = 768 * 256 // 2 + 2 * 2 * 768 * 8
     facts = {"dtype": "U32", "shape": [768, 256], "quant_type": "int4", "group_size": 32}
@@ -125,15 +99,7 @@ def test_show_as_text(cli: Cli, source: Path) -> None:
     assert [UP, "int4/32", "128x64", "5.12 KB"] in rows
 
 
-def test_a_bare_file_has_no_architecture(cli: Cli, source: Path) -> None:
-    cli.text("import", source / "model.safetensors", "bare")
-    document = cli.json("show", "bare")
-    keys = ("architecture", "context_length", "embedding_length")
-    assert [document[key] for key in keys] == [None] * 3
-    assert "architecture" not in cli.text("show", "bare")
-
-
-def test_cp_and_mv(cli: Cli) -> None:
+def test_cp_and_mv(cli: Cli, tmp_path: Path) -> None:
     commit_model(cli.store, "m", b"one")
     commit_model(cli.store, "n", b"two")
     assert cli.text("cp", "m", "copy:v2") == "Copied m:latest to copy:v2\n"
@@ -145,18 +111,9 @@ def test_cp_and_mv(cli: Cli) -> None:
         assert "--force" in error
     cli.text("cp", "o", "copy:v2")  # the same model
     assert cli.json("mv", "o", "n", "--force") == {"source": "o:latest", "name": "n:latest"}
-    assert "'o:latest' not found" in cli.refused("mv", "o", "n", code=1)
     assert names(cli, "--sort", "name") == ["a/b:latest", "copy:v2", "n:latest"]
-
-
-def test_cp_to_another_store(cli: Cli, tmp_path: Path) -> None:
-    commit_model(cli.store, "m", b"one")
-    commit_model(cli.store, "n", b"two")
-    to = ("--to", tmp_path / "other")
-    assert "1 linked" in cli.text("cp", "m", *to)
-    assert "1 there" in cli.text("cp", "m", *to)
-    assert "already exists" in cli.refused("cp", "n", "m", *to)
-    assert cli.json("cp", "n", "m", *to, "--force")["name"] == "m:latest"
+    assert "1 linked" in cli.text("cp", "n", "--to", tmp_path / "other")
+    assert "1 there" in cli.text("cp", "n", "--to", tmp_path / "other")
 
 
 def test_rm(cli: Cli) -> None:
@@ -168,18 +125,12 @@ def test_rm(cli: Cli) -> None:
     assert cli.json("rm", "n", "n:latest") == [
         {"name": "n:latest", "removed": 1, "bytes": 4, "kept": 0, "reason": None}
     ]
-    assert cli.json("list") == []
     assert list((cli.store.root / "blobs").iterdir()) == []
-
-
-def test_rm_keeps_blobs_while_a_manifest_can_not_be_read(cli: Cli) -> None:
     for name in ("b", "c"):
         commit_model(cli.store, name, b"blob")
     manifest_path(cli.store, "c").write_bytes(b"{")
-    assert cli.text("rm", "b").splitlines() == [
-        "Removed b:latest: 0 blobs, 0 B",
-        "Kept 1 blob (4 B): the manifest of c:latest can't be read",
-    ]
+    kept = cli.text("rm", "b").splitlines()[1]
+    assert kept == "Kept 1 blob (4 B): the manifest of c:latest can't be read"
 
 
 def test_a_blocked_command_names_the_process_that_it_waits_for(cli: Cli) -> None:
@@ -190,7 +141,6 @@ def test_a_blocked_command_names_the_process_that_it_waits_for(cli: Cli) -> None
             assert f"process {child.pid} " in error
             assert "Hint: " in error
     cli.refused("rm", "m", "--wait", "-1")
-    cli.text("rm", "m", "--wait", "0.5")
 
 
 # Names in another case, and what a newer Ollama has
@@ -228,9 +178,7 @@ def test_models_of_a_newer_ollama_are_noted(qwen: Cli, source: Path) -> None:
     linked(qwen.store, manifest_of(qwen.store, b"one"), "ollama.com/library/only/there")
     error = qwen.refused("show", "only:there", code=1)
     assert "Hint: A newer Ollama has it, in manifests-v2/" in error
-
-
-def test_unreadable_models_of_newer_ollamas_are_noted(qwen: Cli) -> None:
+    rmtree(qwen.store.root / "manifests-v2")
     (qwen.store.root / "manifests-v2").symlink_to("nothing")
     assert "Qwen:Int4" in qwen.text("list")
     assert qwen.err.startswith("Note: the models of newer Ollamas are unknown: ")

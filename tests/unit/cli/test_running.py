@@ -16,7 +16,10 @@ import pytest
 from support.talking import CHAT_TEMPLATE, Letters, Parrot
 
 from blobstore.cli.main import run
+from blobstore.cli.running import shown_piece
 from blobstore.mlx_lm.prompts import ModelTexts, Prompts
+from blobstore.views.commands import schema
+from blobstore.views.documents import check
 
 Given = dict[str, Any]
 
@@ -71,6 +74,16 @@ def test_the_prompt_is_standard_input(model: Any, monkeypatch: pytest.MonkeyPatc
     assert parrot.seen == ["^def f():\n    pass"] * 2
 
 
+def test_a_terminal_shows_that_a_model_is_loaded(
+    model: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model()
+    for stream, said in ((Terminal(), "Loading m:latest …\r\x1b[K"), (io.StringIO(), "")):
+        monkeypatch.setattr(sys, "stderr", stream)
+        assert run(["run", "m", "hi"]) == 0
+        assert stream.getvalue() == f"{said}Note: a parameter is not used\n"
+
+
 def test_raw_leaves_the_template_out(model: Any, capsys: pytest.CaptureFixture[str]) -> None:
     parrot, _ = model(system="S")
     assert run(["run", "m", "hi", "--raw"]) == 0
@@ -100,31 +113,12 @@ def test_what_is_not_a_prompt_is_wrong_use(
     assert "prompt" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("is_terminal", [True, False])
-def test_a_terminal_shows_that_a_model_is_loaded(
-    is_terminal: bool, model: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    model()
-    shown = Terminal() if is_terminal else io.StringIO()
-    monkeypatch.setattr(sys, "stderr", shown)
-    assert run(["run", "m", "hi"]) == 0
-    said = "Loading m:latest …\r\x1b[K" if is_terminal else ""
-    assert shown.getvalue() == f"{said}Note: a parameter is not used\n"
-
-
 def test_one_document(model: Any, capsys: pytest.CaptureFixture[str]) -> None:
     model()
     assert run(["run", "m", "hi", "--json"]) == 0
     document = json.loads(capsys.readouterr().out)
-    assert document | {"seconds": 0} == {
-        "text": "ok",
-        "tokens": 2,
-        "prompt_tokens": 22,
-        "seconds": 0,
-        "tokens_per_second": None,
-        "finish_reason": "stop",
-        "seed": None,
-    }
+    check(document, schema("run"), {})
+    assert (document["text"], document["tokens"], document["finish_reason"]) == ("ok", 2, "stop")
 
 
 def test_a_conversation_needs_a_terminal(
@@ -139,16 +133,11 @@ def test_a_conversation_needs_a_terminal(
     assert "the output is not a terminal" in printed
 
 
-@pytest.mark.parametrize("is_terminal", [True, False])
-def test_what_a_terminal_would_act_on_is_escaped_there(
-    is_terminal: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from blobstore.cli.running import shown_piece
-
-    monkeypatch.setattr(sys, "stdout", Terminal() if is_terminal else io.StringIO())
-    text = "\x1b[31m\u202e\a👩\u200d💻\n"
-    shown = "\\x1b[31m\\u202e\\x07👩\u200d💻\n" if is_terminal else text
-    assert shown_piece(text) == shown
+def test_what_a_terminal_would_act_on_is_escaped_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    text, escaped = "\x1b[31m\u202e\a👩\u200d💻\n", "\\x1b[31m\\u202e\\x07👩\u200d💻\n"
+    for stream, shown in ((Terminal(), escaped), (io.StringIO(), text)):
+        monkeypatch.setattr(sys, "stdout", stream)
+        assert shown_piece(text) == shown
 
 
 def talked(
@@ -208,28 +197,6 @@ def test_an_answer_that_fills_the_context_says_so(
     assert f"Note: the answer ended after 1 token: {reason}\n" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(("terminal", "calls"), [("xterm", 1), (None, 0)])
-def test_a_dumb_terminal_gets_no_sequences(
-    terminal: str | None, calls: int, model: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    import readline
-
-    bound: list[str] = []
-    monkeypatch.setattr(readline, "parse_and_bind", bound.append)
-    monkeypatch.setenv("TERM", terminal or "")
-    if terminal is None:
-        monkeypatch.delenv("TERM")
-    parrot, _ = model()
-    talked(monkeypatch, parrot=parrot)
-    assert len(bound) == calls
-
-
-def test_a_base_model_says_that_it_continues(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    parrot, _ = model(None)
-    _, shown, _ = talked(monkeypatch, parrot=parrot)
-    assert "The model has no chat template: it continues what you write" in shown
-
-
 def test_the_second_ctrl_c_ends(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     parrot, _ = model()
     once = talked(monkeypatch, KeyboardInterrupt, "a", KeyboardInterrupt, "/bye", parrot=parrot)
@@ -240,27 +207,18 @@ def test_the_second_ctrl_c_ends(model: Any, monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_ctrl_c_stops_an_answer(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     parrot, _ = model()
-    pieces = parrot._pieces
+    pieces, times = parrot.pieces, 1
 
     def interrupted(answer: Any) -> Iterator[str]:
         for piece in pieces(answer):
             yield piece
-            signal.raise_signal(signal.SIGINT)
+            for _ in range(times):
+                signal.raise_signal(signal.SIGINT)
 
-    monkeypatch.setattr(parrot, "_pieces", interrupted)
+    monkeypatch.setattr(parrot, "pieces", interrupted)
     before = signal.getsignal(signal.SIGINT)
     code, shown, _ = talked(monkeypatch, "a", "b", parrot=parrot)
     assert (code, shown) == (0, "o\n\no\n\n\n")
     assert signal.getsignal(signal.SIGINT) is before
-
-
-def test_ctrl_c_twice_in_an_answer_ends(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    parrot, _ = model()
-
-    def stuck(_: Any) -> Iterator[str]:
-        signal.raise_signal(signal.SIGINT)
-        signal.raise_signal(signal.SIGINT)
-        yield "never"
-
-    monkeypatch.setattr(parrot, "_pieces", stuck)
+    times = 2
     assert talked(monkeypatch, "a", parrot=parrot)[0] == 130

@@ -65,26 +65,18 @@ def test_what_is_missing(prefix: Path, cli: Cli, store: Store, tmp_path: Path) -
     assert (code, err) == (3, "")
     assert out.splitlines()[1].endswith(f"is not signed by {prefix}.pub: it has no signature")
     assert out.splitlines()[-1] == "Checked the signatures of 2 models: 1 refused"
-    assert cli("verify", "n", "m", "--key", pub_of(prefix), "--json")[0] == 3
+    assert cli("pack", "n")[0] == 0
+    assert cli("verify", "n", "--key", pub_of(prefix))[0] == 3
+    assert cli("sign", "m", "missing", "--key", key_of(prefix))[0] == 1
     write_pair(tmp_path / "other")
-    code, out, _ = cli("verify", "m", "--key", tmp_path / "other.pub", "--json")
-    (found,) = json.loads(out[out.index("[") :])
-    assert code == 3
-    assert found == {
-        "name": "m:latest",
-        "digest": str(digest),
-        "accepted": False,
-        "found": 1,
-        "signatures": [],
-        "error": f"m:latest ({digest}) is not signed by {tmp_path}/other.pub: "
-        "a signature is by another key",
-    }
+    (found,) = cli.json("verify", "m", "--key", tmp_path / "other.pub", code=3)
+    assert (found["digest"], found["accepted"], found["found"]) == (str(digest), False, 1)
+    assert "a signature is by another key" in found["error"]
 
 
 def test_json(prefix: Path, cli: Cli, store: Store) -> None:
     digest = commit_model(store, "m", b"blob").digest
-    _, out, _ = cli("sign", "m", "--key", key_of(prefix), "--identity", "a.b/c:D", "--json")
-    (signed,) = json.loads(out[out.index("[") :])
+    (signed,) = cli.json("sign", "m", "--key", key_of(prefix), "--identity", "a.b/c:D")
     public = PublicKey.parse(Path(pub_of(prefix)).read_bytes(), "p")
     assert signed == {
         "name": "m:latest",
@@ -94,17 +86,9 @@ def test_json(prefix: Path, cli: Cli, store: Store) -> None:
         "is_new": True,
     }
     assert cli("verify", "m", "--key", pub_of(prefix))[0] == 3
-    options = ("--key", pub_of(prefix), "--identity", "a.b/c")
-    _, out, _ = cli("verify", "m", *options, "--json")
-    assert json.loads(out) == [
-        {
-            "name": "m:latest",
-            "digest": str(digest),
-            "accepted": True,
-            "found": 1,
-            "signatures": [{"identity": "a.b/c:D", "key": pub_of(prefix)}],
-        }
-    ]
+    (found,) = cli.json("verify", "m", "--key", pub_of(prefix), "--identity", "a.b/c")
+    assert found["accepted"]
+    assert found["signatures"] == [{"identity": "a.b/c:D", "key": pub_of(prefix)}]
 
 
 def test_a_policy(prefix: Path, cli: Cli, store: Store, tmp_path: Path) -> None:
@@ -140,13 +124,10 @@ def test_a_policy(prefix: Path, cli: Cli, store: Store, tmp_path: Path) -> None:
         (("sign", "m"), "sign needs a NAME and a --key"),
         (("sign", "m", "--generate-key", "x"), "makes keys and signs nothing"),
         (("sign", "m", "--key", "PUB"), "is not a private key"),
-        (("sign", "m", "--key", "KEY", "--identity", "a b"), "not a docker reference"),
         (("verify", "m", "--key", "KEY"), "is not a public key"),
         (("verify", "m", "--key", "PUB", "--policy", "PUB"), "either --key or --policy"),
-        (("verify", "m", "--identity", "a/b"), "either --key or --policy"),
         (("verify", "m", "--policy", "PUB", "--identity", "a/b"), "--identity needs --key"),
         (("verify", "m", "--key", "PUB", "--quick"), "without --quick"),
-        (("verify", "m", "--key", "PUB", "--jobs", "1"), "without --quick"),
     ],
 )
 def test_wrong_use(
@@ -159,17 +140,6 @@ def test_wrong_use(
     assert message in err
 
 
-def test_missing_things(prefix: Path, cli: Cli, store: Store, tmp_path: Path) -> None:
-    commit_model(store, "m", b"blob")
-    assert cli("sign", "n", "--key", key_of(prefix))[0] == 1
-    for words in (("sign", "m"), ("verify", "m")):
-        code, _, err = cli(*words, "--key", tmp_path / "none")
-        assert (code, "none: no such file" in err) == (1, True)
-    # Nothing is signed if one of the names is wrong.
-    assert cli("sign", "m", "n", "--key", key_of(prefix))[0] == 1
-    assert cli("verify", "m", "--key", pub_of(prefix))[0] == 3
-
-
 def test_generated_keys_have_a_password_which_is_asked_for(
     tmp_path: Path, cli: Cli, store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -178,48 +148,14 @@ def test_generated_keys_have_a_password_which_is_asked_for(
     monkeypatch.setenv("COSIGN_PASSWORD", "secret")
     cli.text("sign", "--generate-key", locked)
     assert stat.S_IMODE(Path(key_of(locked)).stat().st_mode) == 0o600
-    code, _, err = cli("sign", "--generate-key", locked)
-    assert (code, err) == (2, f"Error: {locked}.key already exists\nHint: Choose another PREFIX.\n")
+    assert f"{locked}.key already exists" in cli.refused("sign", "--generate-key", locked)
     monkeypatch.delenv("COSIGN_PASSWORD")
-    code, _, err = cli("sign", "m", "--key", key_of(locked))
-    assert (code, "Hint: Set COSIGN_PASSWORD" in err) == (2, True)
+    assert "Hint: Set COSIGN_PASSWORD" in cli.refused("sign", "m", "--key", key_of(locked))
     typed = iter(["wrong", "secret", "one", "two"])
     monkeypatch.setattr(blobstore.cli.sharing, "getpass", lambda _prompt: next(typed))
     monkeypatch.setattr(sys.stdin, "isatty", lambda: True, raising=False)
-    code, out, err = cli("sign", "m", "--key", key_of(locked))
-    assert (code, "wrong password" in err, "secret" in out + err) == (2, True, False)
+    assert "wrong password" in cli.refused("sign", "m", "--key", key_of(locked))
     assert cli("sign", "m", "--key", key_of(locked))[0] == 0
     assert cli("verify", "m", "--key", pub_of(locked))[0] == 0
-    code, _, err = cli("sign", "--generate-key", f"{locked}2")
-    assert (code, err) == (2, "Error: the two passwords differ\n")
+    assert "the two passwords differ" in cli.refused("sign", "--generate-key", f"{locked}2")
     assert not Path(f"{locked}2.key").exists()
-
-
-def test_packed_models_are_signed_and_checked(prefix: Path, cli: Cli, store: Store) -> None:
-    commit_model(store, "m", b"blob")
-    assert cli("pack", "m")[0] == 0
-    for words in (("verify",), ("verify", "m")):
-        code, out, _ = cli(*words, "--key", pub_of(prefix))
-        assert (code, "it has no signature" in out) == (3, True)
-    assert cli("sign", "m", "--key", key_of(prefix))[0] == 0
-    assert cli("verify", "--key", pub_of(prefix))[1].endswith("1 model: all accepted\n")
-    assert store.packed.manifests.names()
-    assert cli("unpack", "m")[0] == 0
-    assert cli("verify", "m", "--key", pub_of(prefix))[0] == 0
-
-
-def test_a_pair_that_can_t_be_written_leaves_no_file(
-    prefix: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("COSIGN_PASSWORD", "secret")
-    made: list[int] = []
-
-    def full(fd: int) -> None:
-        made.append(fd)
-        if len(made) > 1:
-            raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr("blobstore.io.durable.sync", full)
-    code, _, err = cli("sign", "--generate-key", f"{prefix}2")
-    assert (code, f"can't write {prefix}2.pub: no space left" in err) == (1, True)
-    assert list(prefix.parent.glob("cosign2*")) == []
