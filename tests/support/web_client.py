@@ -11,6 +11,8 @@ from urllib.parse import unquote
 
 from starlette.types import ASGIApp, Message
 
+OWN = "127.0.0.1:8080"
+
 
 @dataclass
 class Reply:
@@ -37,62 +39,41 @@ class Reply:
 
 
 class Client:
-    """A client of an application, in an event loop of its own; close it."""
+    """A client of an application."""
 
     def __init__(self, app: ASGIApp) -> None:
-        self._app = app
-        self._runner = asyncio.Runner()
+        self.app = app
 
     def get(self, target: str, *, method: str = "GET", **headers: str) -> Reply:
-        """Return the answer to a request; ``_`` in a header's name is a dash.
-
-        ``Host`` is 127.0.0.1, unless it is given.
-        """
+        """Return the answer to a request; ``_`` in a header's name is a dash."""
         named = {name.replace("_", "-").lower(): value for name, value in headers.items()}
-        return self.send(target, ({"host": OWN} | named).items(), method=method)
-
-    def send(
-        self, target: str, headers: Iterable[tuple[str, str]], *, method: str = "GET"
-    ) -> Reply:
-        """Return the answer to a request with exactly these headers."""
         reply = Reply()
         try:
-            self._runner.run(_exchange(self._app, scope_of(target, method, headers), reply))
+            ask(self.app, target, method, named, reply=reply)
         except Exception:
             if not reply.status:  # the server logs an error that follows an answer
                 raise
         return reply
-
-    def close(self) -> None:
-        """Close the event loop."""
-        self._runner.close()
-
-
-OWN = "127.0.0.1:8080"
 
 
 def ask(
     app: ASGIApp,
     target: str,
     method: str = "GET",
-    fields: Mapping[str, str] | None = None,
+    fields: Mapping[str, str] | Iterable[tuple[str, str]] | None = None,
     *,
     reply: Reply | None = None,
 ) -> Reply:
     """Return the answer to one request. Raises: as the application.
 
-    ``reply``: gets the answer, also if the application fails.
+    ``fields``: headers; pairs are all that there are, a mapping has ``Host`` by default. ``reply``:
+    gets the answer, also if the application fails.
     """
-    scope = scope_of(target, method, ({"host": OWN} | dict(fields or {})).items())
+    if fields is None or isinstance(fields, Mapping):
+        fields = ({"host": OWN} | dict(fields or {})).items()
     found = Reply() if reply is None else reply
-    asyncio.run(_exchange(app, scope, found))
-    return found
-
-
-def scope_of(target: str, method: str, headers: Iterable[tuple[str, str]]) -> dict[str, Any]:
-    """Return ASGI's description of a request."""
     path, _, query = target.partition("?")
-    return {
+    scope = {
         "type": "http",
         "asgi": {"version": "3.0", "spec_version": "2.3"},
         "http_version": "1.1",
@@ -102,10 +83,12 @@ def scope_of(target: str, method: str, headers: Iterable[tuple[str, str]]) -> di
         "raw_path": path.encode(),
         "query_string": query.encode(),
         "root_path": "",
-        "headers": [(name.encode(), value.encode("latin-1")) for name, value in headers],
+        "headers": [(name.encode(), value.encode("latin-1")) for name, value in fields],
         "client": ("127.0.0.1", 50_000),
         "server": ("127.0.0.1", 8080),
     }
+    asyncio.run(_exchange(app, scope, found))
+    return found
 
 
 async def _exchange(app: ASGIApp, scope: dict[str, Any], reply: Reply) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import os
 import pickle
 from pathlib import Path
 
@@ -21,7 +20,6 @@ from blobstore.errors import (
     TensorNotFoundError,
     UnsupportedSourceError,
     UsageError,
-    from_os_error,
 )
 from blobstore.io.durable import os_errors
 from blobstore.store.local.store import Store
@@ -60,20 +58,6 @@ def test_both_are_caught(
         assert error.at("there").errno == errno.ENOENT
 
 
-def test_what_the_system_refuses() -> None:
-    missing = from_os_error(FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT)), "open", "x")
-    denied = from_os_error(PermissionError(errno.EACCES, os.strerror(errno.EACCES)), "open", "x")
-    full = from_os_error(OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)), "write", "x")
-    assert (type(missing), type(denied), type(full)) == (
-        MissingFileError,
-        AccessError,
-        StorageError,
-    )
-    assert [error.errno for error in (missing, denied, full)] == [
-        errno.ENOENT,
-        errno.EACCES,
-        errno.ENOSPC,
-    ]
 
 
 def test_an_error_of_ours_is_not_wrapped_again() -> None:

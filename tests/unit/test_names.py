@@ -7,9 +7,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from support.corpus import Case, accepted, find, load, refusal, rejected
+from support.corpus import Case, accepted, refusal, rejected
 
-from blobstore.errors import DocumentError, InvalidDigestError, InvalidNameError, UsageError
+from blobstore.errors import InvalidDigestError, InvalidNameError, UsageError
 from blobstore.names import (
     DEFAULT_HOST,
     DEFAULT_NAMESPACE,
@@ -19,7 +19,6 @@ from blobstore.names import (
     file_name,
     relative_path,
 )
-from blobstore.source.files import ShardIndex
 
 HEX = "0123456789abcdef" * 4
 OURS = (DEFAULT_HOST, DEFAULT_NAMESPACE)
@@ -71,11 +70,6 @@ def test_parts_of_names_to_refuse(part: str) -> None:
             assert refusal(lambda values=values: ModelName(**values)).rule == "N1"  # type: ignore[misc]
 
 
-@pytest.mark.parametrize("namespace", ["name.space", ".name", "-name", "name\n", "näme", ""])
-def test_a_namespace_has_no_dots(namespace: str) -> None:
-    assert ModelName(namespace="name-space_1", model="m").namespace == "name-space_1"
-    with pytest.raises(InvalidNameError):
-        ModelName(namespace=namespace, model="m")
 
 
 def test_digests() -> None:
@@ -127,13 +121,3 @@ def test_a_path_has_no_git_folder_however_it_is_spelled(path: str) -> None:
         relative_path(path)
 
 
-def test_a_shard_is_a_plain_file_name() -> None:
-    plain = text(find("path", "path-ok"))
-    raw = b'{"weight_map": {"a": %s}}'
-    assert ShardIndex.parse(raw % json.dumps(plain).encode()).weight_map == {"a": plain}
-    for case in load("path"):
-        if case.id != "path-ok":
-            index = raw % json.dumps(text(case)).encode()
-            error = refusal(lambda index=index: ShardIndex.parse(index))  # type: ignore[misc]
-            assert isinstance(error, DocumentError), case.id
-            assert error.rule == "I1"

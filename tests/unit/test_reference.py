@@ -20,7 +20,3 @@ def test_the_page_of_the_api_has_every_public_name() -> None:
     assert set(blobstore.__all__) - names == {"BlobStoreError", "__version__", "errors"}
 
 
-def test_the_page_of_the_command_line_has_every_option() -> None:
-    page = reference.cli_page()
-    for option in ("--quant TYPE", "--shard I/N", "--generate-key PREFIX", "--replace"):
-        assert f"`{option}`" in page

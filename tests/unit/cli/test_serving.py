@@ -38,7 +38,6 @@ def test_it_serves_the_store_to_the_names_that_are_allowed(
     assert client.get("/api/models", host="models.example").json == []
     assert client.get("/api/models", host="other.example").status == 421
     assert client.get("/v2/").status == 200
-    client.close()
 
 
 def test_a_missing_extra_is_named(cli: Cli, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -62,8 +62,6 @@ def test_a_text() -> None:
     }
 
 
-def test_what_may_begin_a_mark_is_text_at_the_end() -> None:
-    assert choice(["a", " <", "thi"])["message"]["content"] == "a <thi"
 
 
 @pytest.mark.parametrize(
@@ -90,11 +88,6 @@ def test_a_call_of_a_tool(end: str) -> None:
     assert call["function"] == {"name": "f", "arguments": '{"a": "ü"}'}
 
 
-def test_a_call_is_streamed_whole() -> None:
-    chunks = answered(["<call>", "f", "</call>", ""], tools=TOOLS, stream=True)
-    calls = [one["choices"][0]["delta"].get("tool_calls", []) for one in chunks]
-    assert [call["function"]["name"] for of in calls for call in of] == ["f"]
-    assert chunks[-1]["choices"][0]["finish_reason"] == "tool_calls"
 
 
 def test_log_probabilities() -> None:

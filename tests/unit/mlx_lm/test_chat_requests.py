@@ -9,7 +9,7 @@ import pytest
 
 from blobstore.errors import ModelNotFoundError, UsageError
 from blobstore.mlx_lm.chat_requests import CHAT, TEXT, ChatModel, completed
-from blobstore.mlx_lm.sampling_settings import MAX_COUNT, NO_LIMIT, Sampling
+from blobstore.mlx_lm.sampling_settings import Sampling
 
 SYSTEM = {"role": "system", "content": "S"}
 EXAMPLE = {"role": "user", "content": "an example"}
@@ -51,15 +51,8 @@ def test_a_request_counts_before_them_and_null_does_not() -> None:
     assert document["max_tokens"] == 5
 
 
-def test_a_model_without_a_limit_ends_with_its_context() -> None:
-    served = ChatModel("m:latest", Sampling(max_tokens=NO_LIMIT), 100)
-    assert made(TEXT, served)["max_tokens"] == MAX_COUNT
-    assert "seed" not in made(TEXT, served)
 
 
-def test_a_model_may_have_more_stop_texts_than_a_request() -> None:
-    served = ChatModel("m:latest", Sampling(stop=tuple("abcdefghijklmnopqrst")), 100)
-    assert made(TEXT, served)["stop"] == list("abcdefghijklmnopqrst")
 
 
 def test_values_that_mlx_lm_takes_otherwise() -> None:

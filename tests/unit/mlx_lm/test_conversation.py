@@ -7,7 +7,7 @@ from hypothesis import given, strategies as st
 from support.talking import CHAT_TEMPLATE, Letters, Parrot
 
 from blobstore.errors import UnsupportedSourceError, UsageError
-from blobstore.mlx_lm.conversation import Conversation, Generation, StopTexts, processors
+from blobstore.mlx_lm.conversation import Conversation, StopTexts, processors
 from blobstore.mlx_lm.prompts import ModelTexts, Prompts
 from blobstore.mlx_lm.sampling_settings import Sampling
 
@@ -38,13 +38,6 @@ def test_a_message_that_fails_is_forgotten() -> None:
         broken.say("a")
 
 
-def test_a_stopped_answer_keeps_what_was_written() -> None:
-    talk = conversation(Parrot())
-    answer = talk.say("a")
-    for _ in answer:
-        answer.stop()
-    assert (answer.text, answer.finish_reason) == ("o", "interrupted")
-    assert talk.messages[-1] == {"role": "assistant", "content": "o"}
 
 
 def test_the_oldest_messages_give_way_to_new_ones() -> None:
@@ -67,10 +60,6 @@ def test_one_message_that_is_too_long_is_refused() -> None:
     assert [one["content"] for one in talk.messages] == ["S", "first", "ok"]
 
 
-def test_speed_counts_the_tokens_after_the_first() -> None:
-    answer = Generation(tokens=11, seconds=3.0, first_token_seconds=1.0)
-    assert answer.tokens_per_second == 5
-    assert Generation(tokens=1, seconds=1.0).tokens_per_second is None
 
 
 def test_penalties_of_the_last_0_tokens_are_none() -> None:
@@ -96,6 +85,3 @@ def test_the_tokens_do_not_matter(pieces: list[str], stop: list[str]) -> None:
     assert not any(one in text for one in stop)
 
 
-def test_what_may_begin_a_stop_text_waits() -> None:
-    stops = StopTexts(["END"])
-    assert [stops.passed(one, is_last=False) for one in ("a E", "N", "x")] == ["a ", "", "ENx"]

@@ -68,17 +68,8 @@ def test_without_a_template_the_text_is_continued(is_raw: bool) -> None:
     assert text(made, USER, ended, USER) == "^hi\nhi"
 
 
-def test_a_text_that_begins_as_texts_do_is_not_begun_again() -> None:
-    assert text(prompts(), {"role": "user", "content": "^hi"}) == "^hi"
 
 
-def test_a_conversation_begins_with_the_models_messages() -> None:
-    own = ({"role": "user", "content": "a"}, {"role": "assistant", "content": "b"})
-    made = prompts(CHAT_TEMPLATE, system="S", messages=own)
-    assert made.beginning() == [SYSTEM, *own]
-    assert made.beginning("T") == [{"role": "system", "content": "T"}, *own]
-    assert made.beginning("") == [*own]
-    assert prompts(system="S", messages=own).beginning("T") == []
 
 
 @pytest.mark.parametrize(

@@ -22,8 +22,6 @@ def chosen(
     return choose_sampling(given or {}, parameters or {}, generation or {}, context)[0]
 
 
-def test_without_any_source_the_defaults_of_mlx_lm_count() -> None:
-    assert chosen() == Sampling(temperature=0, top_p=1, max_tokens=512)
 
 
 def test_the_command_line_counts_before_the_layer_before_generation_config() -> None:
@@ -95,10 +93,6 @@ def test_what_transformers_would_do_and_mlx_lm_does_not_is_said() -> None:
     ]
 
 
-def test_the_context_of_the_model_is_never_exceeded() -> None:
-    assert chosen({"context": 50}, context=100).context == 50
-    assert chosen({"context": 500}, context=100).context == 100
-    assert chosen(context=100).context == 100
 
 
 def test_an_answer_ends_with_the_context() -> None:

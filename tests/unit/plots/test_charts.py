@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 
 import pytest
 from support.plotted import HOSTILE, layer_errors, model_bytes
@@ -10,7 +9,6 @@ from support.plotted import HOSTILE, layer_errors, model_bytes
 from blobstore.plots.charts import (
     MOST_POINTS,
     MOST_ROWS,
-    Cell,
     ModelPoint,
     TensorError,
     cells,
@@ -28,8 +26,6 @@ def an_error(name: str, relative: float | None = 0.1, *, kept: bool = False) -> 
     return TensorError(name, "int4", (64, 64), relative, kept)
 
 
-def at(found: list[Cell]) -> list[tuple[str, int | None]]:
-    return [(cell.row, cell.column) for cell in found]
 
 
 @pytest.mark.parametrize(
@@ -50,14 +46,8 @@ def test_a_name_gives_layer_projection_and_module(
     assert module_and_part(name)[0] == module
 
 
-def test_layers_are_columns_and_other_tensors_are_rows() -> None:
-    found = cells([an_error("norm"), an_error("l.10.up"), an_error("l.2.up"), an_error("l.2.down")])
-    assert at(found) == [("l.*.down", 2), ("l.*.up", 2), ("l.*.up", 10), ("norm", None)]
 
 
-def test_tensors_that_were_not_measured_are_left_out() -> None:
-    assert cells([an_error("a", None), an_error("b", 0.0, kept=True)]) == []
-    assert "1 tensor stored unchanged" in errors([an_error("b", 0.0, kept=True)])["description"]
 
 
 def test_of_many_tensors_the_worst_are_drawn() -> None:
@@ -83,19 +73,8 @@ def test_the_heat_map_has_a_cell_for_each_tensor_and_a_table_by_error() -> None:
     assert shown == sorted(shown, reverse=True)
 
 
-def test_rows_of_one_short_name_keep_their_names_apart() -> None:
-    names = ("a.layers.0.up", "a.layers.0.down", "b.up", "b.down")
-    spec = errors([an_error(name) for name in names])
-    (rows,) = (scale["domain"] for scale in spec["scales"] if scale["name"] == "row")
-    assert len(set(rows)) == 4
 
 
-def test_long_and_odd_names_are_drawn() -> None:
-    long = "model.layers.0." + "L" * 60_000  # browsers can't lay it out
-    text = json.dumps(errors([an_error(long)]))
-    assert long[:300] in text
-    assert len(text) < 10_000
-    assert '"__proto__"' not in json.dumps(errors([an_error("__proto__")]))  # Vega would lose it
 
 
 def test_the_front_has_the_models_that_none_beats() -> None:
@@ -125,11 +104,6 @@ def lines_of(found: list[TensorError], width: int = 80, **options: bool) -> list
     return error_lines(found, width, **({"ascii_only": False, "colours": False} | options))
 
 
-@pytest.mark.parametrize(("width", "layers"), [(40, 500), (60, 5), (200, 1)])
-def test_lines_fit_the_terminal(width: int, layers: int) -> None:
-    lines = lines_of(layer_errors(layers), width)
-    assert max(map(len, lines)) <= width
-    assert len(lines) == 5
 
 
 def test_bars_of_a_terminal_are_errors() -> None:

@@ -33,12 +33,6 @@ def test_what_is_not_a_file_stays(tmp_path: Path, kind: str) -> None:
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_a_path_of_a_folder_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    Path("there").mkdir()
-    for text in ("", "/", "new/", "there/", "."):
-        with pytest.raises(UsageError, match="is not the path of a file"):
-            check_place(text, force=True)
 
 
 def test_a_missing_folder_is_found_before_anything_is_measured(tmp_path: Path) -> None:
@@ -50,12 +44,6 @@ def test_a_missing_folder_is_found_before_anything_is_measured(tmp_path: Path) -
         place_folder(tmp_path / "file")
 
 
-def test_a_file_that_exists_is_found_before_anything_is_measured(tmp_path: Path) -> None:
-    path = tmp_path / "report.html"
-    path.touch()
-    with pytest.raises(UsageError, match="already exists"):
-        check_place(str(path), force=False)
-    check_place(str(path), force=True)
 
 
 def test_a_link_to_a_file_is_replaced_and_its_target_stays(tmp_path: Path) -> None:

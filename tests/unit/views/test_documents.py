@@ -4,36 +4,20 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any
 
 import pytest
 
-from blobstore.errors import StorageError
-from blobstore.formats.documents import Descriptor
 from blobstore.inspection.comparison import Errors
-from blobstore.inspection.listing import BrokenModel, ListedModel
-from blobstore.model.facts import Runs, Verdict
 from blobstore.names import Digest, ModelName
-from blobstore.store.care.usage import ModelUsage
 from blobstore.store.care.verify import DamagedBlob
-from blobstore.store.ports import Removal
 from blobstore.views.documents import check, document_of, schema_of
-from blobstore.views.results import RemovedModel
 
 NAME = ModelName.parse("m")
 DIGEST = Digest.of(b"")
 
 
-def test_a_verdict_has_a_sentence_and_a_document() -> None:
-    verdict = Verdict("B", "2", Runs.NO, "no such model")
-    assert verdict.sentence == "Does not run in B 2: no such model"
-    assert Verdict("A", "1", Runs.YES, "llama").sentence == "Runs in A 1 (llama)"
-    assert Verdict("C", "3", Runs.UNKNOWN, "who knows").sentence == "Uncertain in C 3: who knows"
-    assert list(document_of(verdict).items()) == [
-        *(("runtime", "B"), ("version", "2"), ("runs", "no"), ("reason", "no such model"))
-    ]
 
 
 def test_figures_that_json_does_not_have_are_null() -> None:
@@ -42,11 +26,6 @@ def test_figures_that_json_does_not_have_are_null() -> None:
     assert document["weights"] == 1
 
 
-def test_blobs_are_counted_and_summed() -> None:
-    blobs = tuple(Descriptor(media_type="x", digest=DIGEST, size=size) for size in (3, 4))
-    removed = document_of(RemovedModel(NAME, Removal(blobs[:1], blobs, "why")))
-    assert list(removed.values()) == ["m:latest", 1, 3, 2, "why"]
-    assert list(removed) == ["name", "removed", "bytes", "kept", "reason"]
 
 
 def test_a_damaged_blob_lists_a_hundred_models() -> None:
@@ -55,28 +34,8 @@ def test_a_damaged_blob_lists_a_hundred_models() -> None:
     assert (blob["digest"], blob["tensors"], blob["tensor_count"]) == (str(DIGEST), ["x"], 1)
 
 
-def test_broken_models_have_nulls_and_a_reason() -> None:
-    error = StorageError("no disk", hint="mount it")
-    item = document_of(BrokenModel(NAME, error))
-    assert {key for key, value in item.items() if value is not None} == {"name", "error"}
-    usage = document_of(ModelUsage(NAME, None, None, None, error))
-    assert (usage["bytes"], usage["unique"], usage["error"]) == (None, None, "no disk")
 
 
-def test_moments_are_whole_seconds() -> None:
-    moment = datetime(2026, 1, 2, 3, 4, 5, 678, tzinfo=UTC)
-    model = ListedModel(
-        name=NAME,
-        id=DIGEST,
-        modified=moment,
-        size=1,
-        parameters=1,
-        quant_type="int4",
-        store="/there",
-    )
-    document = document_of(model)
-    assert document["modified"] == "2026-01-02T03:04:05Z"
-    assert list(document)[-1] == "store"  # and not whether it is packed
 
 
 @dataclass(frozen=True)

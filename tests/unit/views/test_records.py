@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable
-from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -18,7 +17,6 @@ from blobstore.errors import DocumentError
 from blobstore.names import Digest, ModelName
 from blobstore.store.layered import LayeredStore
 from blobstore.store.local.store import Store
-from blobstore.store.memory import MemoryStore
 from blobstore.views.documents import document_of
 from blobstore.views.quality_records import keep_quality, kept_quality
 from blobstore.views.verify_records import kept_verify
@@ -38,18 +36,6 @@ def quality(*words: object) -> None:
     assert run(["quality", "m", "--against", *map(str, words)]) == 0
 
 
-def test_quality_is_kept(store: Store, source: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    digest = store.manifest("m").digest
-    assert kept_quality(store, M, digest).result is None
-    quality(source, "--store", store.root, "--json")
-    printed = json.loads(capsys.readouterr().out)
-    view = kept_quality(store, M, digest)
-    assert view.measured is not None
-    assert timedelta() <= datetime.now(UTC) - view.measured < timedelta(minutes=5)
-    assert view.against == "tiny"
-    assert view.result is not None
-    assert view.result == printed
-    assert document_of(view)["result"] == printed
 
 
 def test_what_is_no_longer_true_is_dropped(store: Store) -> None:
@@ -73,11 +59,6 @@ def test_what_is_no_longer_true_is_dropped(store: Store) -> None:
     assert blob["digest"] == str(Digest.of(b"damaged"))
 
 
-def test_quality_is_of_a_manifest(store: Store, source: Path, tmp_path: Path) -> None:
-    quality(source, "--store", store.root)
-    other = write_checkpoint(tmp_path / "other")
-    blobstore.import_model(other, "m", store=store, quant="int4")
-    assert kept_quality(store, M, store.manifest("m").digest).result is None
 
 
 def test_a_model_that_is_replaced_while_it_is_measured_gets_no_result(
@@ -127,14 +108,8 @@ def test_a_lower_store_keeps_no_result_and_its_results_are_read(
     assert kept_quality(layered, M, digest).result is not None
 
 
-def test_a_home_without_results() -> None:
-    home = MemoryStore()
-    assert kept_verify(home).result is None
-    assert kept_quality(home, M, commit_digest()).result is None
 
 
-def commit_digest() -> Digest:
-    return Digest.of(b"")
 
 
 def test_verify_is_kept(store: Store, capsys: pytest.CaptureFixture[str]) -> None:
@@ -149,10 +124,6 @@ def test_verify_is_kept(store: Store, capsys: pytest.CaptureFixture[str]) -> Non
     assert document_of(view)["result"] == printed
 
 
-def test_verify_of_some_models_is_not_kept(store: Store) -> None:
-    commit_model(store, "m", b"one")
-    assert run(["verify", "m", "--store", str(store.root)]) == 3
-    assert kept_verify(store).result is None
 
 
 def test_much_damage_is_counted_and_some_of_it_listed(

