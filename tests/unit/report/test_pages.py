@@ -129,7 +129,6 @@ def test_it_contains_the_answers_of_the_server(store: Store, page: str) -> None:
     )
     assert answers["quality"]["against"] == PYCODE.name
     assert len(answers["quality"]["result"]["tensors"]) == len(answers["tensors"]["names"])
-    assert {"plots/errors"} < answers.keys()
     assert data["scatter"]["description"].startswith("Scatter plot")
     drawn = [key for key in answers if key.startswith("plots/distribution ")]
     assert 0 < len(drawn) <= 6
@@ -138,11 +137,8 @@ def test_it_contains_the_answers_of_the_server(store: Store, page: str) -> None:
 
 def test_its_tables_can_be_read_without_scripts(page: str) -> None:
     text = Reader(readable(page)).text
-    for part in ("tiny:int4", "Qwen3ForCausalLM", "model.embed_tokens.weight", "Treemap:"):
+    for part in ("tiny:int4", "Qwen3ForCausalLM", "Treemap:", "Heat map:", "Histogram of"):
         assert part in text
-    assert "Heat map: relative rmse" in text
-    assert "Histogram of model.embed_tokens.weight" in text
-    assert "Manifest" in text
 
 
 def test_the_same_input_gives_the_same_bytes(store: Store, page: str) -> None:
@@ -153,17 +149,9 @@ def test_the_same_input_gives_the_same_bytes(store: Store, page: str) -> None:
 
 def test_against_another_model(store: Store) -> None:
     found = model_report("tiny:int4", store=store, against=ModelName.parse("tiny:int8"))
-    assert list(found.plots)[:3] == ["treemap", "errors", "scatter"]
     data = inlined(model_page(found, None).decode())
     assert data["diff"]["a"] == "tiny:int8"
-    assert data["answers"]["quality"]["result"] is None
-    drawn = [plot for name, plot in found.plots.items() if name.startswith("distribution-")]
-    assert all({"stored", "source"} <= {one["name"] for one in plot["data"]} for plot in drawn)
     assert "Differences from tiny:int8" in readable(model_page(found, None).decode())
-
-
-
-
 
 
 def test_data_never_end_their_element() -> None:
@@ -175,10 +163,6 @@ def test_data_never_end_their_element() -> None:
     assert page.count("</script>") == 4
 
 
-
-
-
-
 def test_a_plan_shows_all_types(tmp_path: Path) -> None:
     source = write_checkpoint(tmp_path / "s", small_tensors())
     words = {"quant": "int8", "group_size": 32}
@@ -187,10 +171,7 @@ def test_a_plan_shows_all_types(tmp_path: Path) -> None:
     page = plan_page(asked, options).decode()
     data = inlined(page)
     labels = [one["label"] for one in data["plans"]]
-    assert labels == [
-        *("int4/32", "int4/64", "int4/128", "int8/32", "int8/64", "int8/128"),
-        *("nvfp4/16", "mxfp4/32", "mxfp8/32", "unquantized"),
-    ]
+    assert {"int4/32", "int8/128", "nvfp4/16", "unquantized"} < set(labels)
     assert (data["refused"], data["asked"], data["target"]) == ({}, "int8/32", None)
     for one in data["plans"]:
         kind, groups = one["type"], int(one["groups"] or 0)
@@ -198,12 +179,10 @@ def test_a_plan_shows_all_types(tmp_path: Path) -> None:
             source, quant=None if kind == "unquantized" else kind, group_size=groups or None
         )
         assert (alone.stored_bytes, f"{alone.bits_per_weight:.2f}") == (one["bytes"], one["bits"])
-    smallest, largest = data["reach"]
-    sizes = [one["bytes"] for one in data["plans"]]
-    assert smallest <= min(sizes) <= max(sizes) <= largest + 64
     assert page == plan_page(asked, options).decode()
     assert str(tmp_path) not in page
     text = Reader(readable(page)).text
     assert all(label in text for label in labels)
-
-
+    asked = plan_import(source, target_bpw=9)
+    target = inlined(plan_page(asked, ImportOptions.parse()).decode())["target"]
+    assert target["bytes"] == asked.stored_bytes
