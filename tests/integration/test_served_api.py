@@ -1,4 +1,4 @@
-"""The API as its own document describes it: thousands of requests made of the OpenAPI document.
+"""The API as its own document describes it: requests made of the OpenAPI document.
 
 schemathesis makes valid and invalid requests, and checks status, type and schema of each answer.
 The store has a model of real weights, one with hostile names, one that is damaged, and results.
@@ -27,8 +27,6 @@ pytestmark = pytest.mark.lab
 
 HOSTILE = "<img src=x onerror=alert(1)>\u202e\x00.weight"
 TINY, ODD, BROKEN, DAMAGED = "tiny:int4", "odd:int4", "broken:int4", "damaged:int4"
-TENSORS = {TINY: "model.norm.weight", ODD: HOSTILE, BROKEN: "x", DAMAGED: "x"}
-"""The models, each with a tensor to ask for."""
 
 
 @pytest.fixture(scope="module")
@@ -48,51 +46,20 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return store.root
 
 
-def calls(host: str, folder: Path, model: str | None, examples: int) -> int:
-    """Return how many requests schemathesis made, none of which showed a violation.
-
-    ``model``: asked for wherever a model is, if that is not left to chance.
-    """
-    folder.mkdir()
-    config = folder / "schemathesis.toml"
-    config.write_text("" if model is None else _parameters(model))
-    document = folder / "openapi.json"  # schemathesis itself waits 10 seconds for it at most
-    with urlopen(f"http://{host}/api/openapi.json", timeout=300) as answer:  # our own server
-        document.write_bytes(answer.read())
-    line = [sys.executable, "-m", "schemathesis.cli", "--config-file", str(config), "run"]
-    line += [str(document), "--url", f"http://{host}"]
-    options = ["--max-examples", str(examples), "--seed", "1", "--workers", "2", "--no-color"]
-    options += ["--request-timeout", "300"]
-    done = subprocess.run(
-        [*line, *options], cwd=folder, capture_output=True, text=True, check=False
-    )
+def test_requests_made_of_the_document_are_answered_as_it_says(root: Path, tmp_path: Path) -> None:
+    """Of a model that is there, if a query is not to be wrong."""
+    values = {"name": TINY, "model": TINY, "a": TINY, "b": ODD, "tensor": "model.norm.weight"}
+    lines = [f'"query.{name}" = {json.dumps(value)}' for name, value in values.items()]
+    (tmp_path / "schemathesis.toml").write_text("\n".join(["[parameters]", *lines, ""]))
+    document = tmp_path / "openapi.json"  # schemathesis itself waits 10 seconds for it at most
+    with serving("--store", str(root)) as served:
+        with urlopen(f"http://{served.host}/api/openapi.json", timeout=300) as answer:  # ours
+            document.write_bytes(answer.read())
+        line = [sys.executable, "-m", "schemathesis.cli", "--config-file", "schemathesis.toml"]
+        line += ["run", str(document), "--url", f"http://{served.host}", "--max-examples", "4"]
+        line += ["--seed", "1", "--workers", "2", "--no-color", "--request-timeout", "300"]
+        done = subprocess.run(line, cwd=tmp_path, capture_output=True, text=True, check=False)
     found = re.search(r"(\d+) generated, (\d+) passed", done.stdout)
     assert done.returncode == 0, done.stdout[-3000:]
     assert found is not None, done.stdout[-3000:]
-    assert found[1] == found[2], done.stdout[-3000:]
-    return int(found[1])
-
-
-def _parameters(model: str) -> str:
-    values = {"name": model, "a": model, "b": TINY, "tensor": TENSORS[model]}
-    lines = [f'"query.{name}" = {json.dumps(value)}' for name, value in values.items()]
-    return "\n".join(["[parameters]", *lines, f'"query.model" = "{model}"', ""])
-
-
-def test_requests_made_of_the_document_are_answered_as_it_says(root: Path, tmp_path: Path) -> None:
-    with serving("--store", str(root)) as served:
-        chance = calls(served.host, tmp_path / "chance", None, 8)
-        known = calls(served.host, tmp_path / "known", TINY, 4)
-    assert chance + known > 150
-
-
-@pytest.mark.long
-@pytest.mark.timeout(1800)
-def test_thousands_of_requests_are_answered_as_the_document_says(
-    root: Path, tmp_path: Path
-) -> None:
-    with serving("--store", str(root)) as served:
-        total = calls(served.host, tmp_path / "chance", None, 560)
-        for number, model in enumerate(TENSORS):
-            total += calls(served.host, tmp_path / f"known{number}", model, 60)
-    assert total >= 5000
+    assert int(found[1]) == int(found[2]) > 50
