@@ -10,6 +10,9 @@ from typing import Any
 
 from blobstore.formats.checkpoint import SourceConfig
 from blobstore.formats.dtypes import DType
+from blobstore.importer.options import ImportOptions
+from blobstore.importer.outputs import ImportPlan
+from blobstore.importer.plan import make_plan
 from blobstore.io.ranges import FileIdentity
 from blobstore.source.folders import LocalFolder, SourceFile, SourceTensor
 from blobstore.source.inventory import Inventory
@@ -65,3 +68,25 @@ def inventory(
         documents,
         SourceConfig.parse(config) if config is not None else None,
     )
+
+
+def expert_tensors(
+    count: int = 2, up: tuple[int, int] = (64, 64), down: tuple[int, int] = (64, 64), layer: int = 0
+) -> list[SourceTensor]:
+    """Return the projections of a layer's experts, by number and name."""
+    shapes = {"down_proj": down, "gate_proj": up, "up_proj": up}
+    return [
+        source_tensor(f"model.layers.{layer}.mlp.experts.{expert}.{name}.weight", *shape)
+        for expert in range(count)
+        for name, shape in shapes.items()
+    ]
+
+
+def plan_of(tensors: Iterable[SourceTensor], config: Any = None, **options: Any) -> ImportPlan:
+    """Return the plan of a checkpoint of these tensors; ``config`` as `inventory`."""
+    return make_plan(inventory(tensors, **config or {}), ImportOptions.parse(**options))
+
+
+def types_of(plan: ImportPlan) -> dict[str, str]:
+    """Return each tensor's type and group size, as in "int4/32"; "none" if it has none."""
+    return {tensor.name: str(tensor.quantization or "none") for tensor in plan.tensors}

@@ -18,11 +18,10 @@ from blobstore.source.weights import SourceWeight
 
 INT4 = Quantization(QuantType.INT4, 32)
 SAID = {"quant_type": "int4", "group_size": "32"}
-NAMES = ("a", "a.scale", "a.bias", "a.scale.scale", "a.scale.bias", "b", "global", "a.global")
+NAMES = ("a", "a.scale", "a.bias", "a.scale.scale", "a.scale.bias", "b", "a.global")
 
 
 def output(name: str, kind: Quantization | None = INT4, dtype: DType = DType.BF16) -> OutputTensor:
-    """Return a planned tensor of 32 x 64 values."""
     weight = SourceWeight.plain(source_tensor(name, 32, 64, dtype=dtype))
     return OutputTensor(name, (weight,), dtype, (32, 64), kind)
 
@@ -31,7 +30,7 @@ def blob(name: str, metadata: Mapping[str, str], *tensors: OutputTensor) -> Plan
     return PlannedBlob(name, tensors or (output(name),), metadata, ImportOptions())
 
 
-def test_blobs_like_each_other_are_read_back_once_and_others_each() -> None:
+def test_blobs_that_could_not_be_read_back_are_refused() -> None:
     about_a = {f"a.{key}": value for key, value in SAID.items()}
     check_readable([blob("a", SAID), blob("b", SAID), blob("a", about_a)])
     for other in (
@@ -42,10 +41,7 @@ def test_blobs_like_each_other_are_read_back_once_and_others_each() -> None:
     ):
         with pytest.raises(UnsupportedSourceError, match="read back"):
             check_readable([blob("a", SAID), blob("a", about_a), other])
-
-
-def test_a_name_beyond_the_limit_is_found_in_a_blob_like_others() -> None:
-    with pytest.raises(LimitExceededError, match="over 65,536 bytes"):
+    with pytest.raises(LimitExceededError, match="65,536"):
         check_readable([blob("a", SAID), blob("é" * 32_768, SAID)])
 
 
@@ -59,5 +55,5 @@ def test_equal_names_are_found(tensors: list[tuple[str, bool]], in_one_blob: boo
     if len(set(arrays)) == len(arrays):
         check_names(blobs)
     else:
-        with pytest.raises(UnsupportedSourceError, match="two tensors would have the name"):
+        with pytest.raises(UnsupportedSourceError, match="two tensors"):
             check_names(blobs)

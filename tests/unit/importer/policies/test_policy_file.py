@@ -11,14 +11,14 @@ from typing import Any
 import pytest
 from support import PYCODE_MOE, ROOT
 from support.checkpoints import write_checkpoint
+from support.inventories import types_of
 
-import blobstore
 from blobstore.cli.main import run
 from blobstore.errors import (
-    BlobStoreError,
     DocumentError,
     LimitExceededError,
     NotFoundError,
+    StorageError,
     UsageError,
 )
 from blobstore.formats.quant import QuantType
@@ -42,10 +42,6 @@ def written(folder: Path, text: str | bytes, name: str = "policy.toml") -> Path:
     return path
 
 
-def types_of(plan: blobstore.ImportPlan) -> dict[str, str]:
-    return {tensor.name: str(tensor.quantization or "none") for tensor in plan.tensors}
-
-
 def test_toml_and_json_say_the_same(tmp_path: Path) -> None:
     document: dict[str, Any] = {"quant": "int4", "method": "search", "rules": ["a=int8", "*=none"]}
     document["groups"] = {"int4": 64, "q8": 128}
@@ -55,65 +51,60 @@ def test_toml_and_json_say_the_same(tmp_path: Path) -> None:
     rules = [Rule("a", QuantType.INT8), Rule("*", None)]
     assert found == PolicyFile("int4", "search", groups, rules)
     assert PolicyFile.read(written(tmp_path, "# nothing\n")) == PolicyFile()
-    assert ImportOptions.parse(policy=tmp_path / "policy.toml") == ImportOptions.parse()
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "named"),
     [
-        ("quant = ", "is not a TOML document"),
-        (b"\xff\xfe", "is not a TOML document"),
-        ("a = " + "[" * 100_000, "is not a TOML document"),
-        (f"quant = {'9' * 5000}", "is not a TOML document"),
-        ("rule = []", "rule: Extra inputs are not permitted"),
-        ("quant = 4", "quant: Input should be a valid string"),
-        ('rules = ["a=int4", 4]', "rules.1: Input should be a valid string"),
-        ("[groups]\nint4 = 64.0", "groups.int4: Input should be a valid integer"),
-        ("[[groups]]\nint4 = 64", "groups: Input should be a valid dictionary"),
-        ("rules = [" + '"a=int4",' * 10_001 + "]", "rules: List should have at most 10000 items"),
+        ("quant = ", "TOML"),
+        (b"\xff\xfe", "TOML"),
+        ("a = " + "[" * 100_000, "TOML"),
+        ("rule = []", "rule:"),
+        ("quant = 4", "quant:"),
+        ('rules = ["a=int4", 4]', "rules.1:"),
+        ("[groups]\nint4 = 64.0", "groups.int4:"),
+        ("rules = [" + '"a=int4",' * 10_001 + "]", "10000"),
     ],
 )
-def test_what_is_not_such_a_toml_document_is_refused(
-    tmp_path: Path, text: str | bytes, said: str
+def test_what_is_not_such_a_document_is_refused(
+    tmp_path: Path, text: str | bytes, named: str
 ) -> None:
     path = written(tmp_path, text)
-    with pytest.raises(DocumentError, match=re.escape(said)) as caught:
-        PolicyFile.read(path)
-    assert (caught.value.rule, caught.value.path) == ("O1", str(path))
-
-
-@pytest.mark.parametrize("text", ["", "[]", '{"rules":[],"rules":[]}', '{"quant":NaN}'])
-def test_what_is_not_such_a_json_document_is_refused(tmp_path: Path, text: str) -> None:
-    path = written(tmp_path, text, "policy.json")
-    with pytest.raises(DocumentError) as caught:
+    with pytest.raises(DocumentError, match=re.escape(named)) as caught:
         PolicyFile.read(path)
     assert (caught.value.rule, caught.value.path) == ("O1", str(path))
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "named"),
     [
-        ('quant = "int5"', "unknown quantization type 'int5'"),
-        ('method = "best"', "unknown quantization method 'best'"),
-        ('rules = ["a"]', "invalid rule 'a'"),
-        ("[groups]\nint5 = 64", "unknown quantization type 'int5'"),
-        ("[groups]\nint4 = 48", "int4 has no groups of 48"),
+        ('quant = "int5"', "'int5'"),
+        ('method = "best"', "'best'"),
+        ('rules = ["a"]', "'a'"),
+        ("[groups]\nint4 = 48", "48"),
     ],
 )
 def test_an_unknown_word_is_wrong_use_and_the_file_is_named(
-    tmp_path: Path, text: str, said: str
+    tmp_path: Path, text: str, named: str
 ) -> None:
     path = written(tmp_path, text)
-    with pytest.raises(UsageError, match=re.escape(said)) as caught:
+    with pytest.raises(UsageError, match=named) as caught:
         PolicyFile.read(path)
     assert caught.value.path == str(path)
 
 
-@pytest.mark.parametrize("name", ["policy.toml", "policy.json"])
-def test_a_large_file_is_not_read(tmp_path: Path, name: str) -> None:
-    path = written(tmp_path, " " * (2**20 + 1), name)
-    with pytest.raises(LimitExceededError, match="at most 1,048,576 for a policy"):
-        PolicyFile.read(path)
+def test_files_that_are_not_read(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe.toml")
+    (tmp_path / "bad.json").write_text('{"quant":NaN}')
+    large = written(tmp_path, " " * (2**20 + 1))
+    for path, kind in (
+        (tmp_path / "none.toml", NotFoundError),
+        (tmp_path / "pipe.toml", StorageError),
+        (tmp_path / "bad.json", DocumentError),
+        (large, LimitExceededError),
+    ):
+        with pytest.raises(kind):
+            PolicyFile.read(path)
 
 
 @pytest.mark.parametrize(
@@ -123,19 +114,10 @@ def test_a_key_of_many_parts_is_refused_before_tomllib_takes_its_square(
     tmp_path: Path, key: str
 ) -> None:
     for text in (f"{key} = 1", f"[{key}]"):
-        with pytest.raises(LimitExceededError, match="dotted key of 64 parts or more"):
+        with pytest.raises(LimitExceededError, match="64 parts"):
             PolicyFile.read(written(tmp_path, text))
     rules = [f"model.layers.{number}.mlp.down_proj.weight=int8" for number in range(100)]
     assert len(PolicyFile.read(written(tmp_path, f"rules = {rules}")).rules) == 100
-
-
-def test_a_missing_file_a_folder_and_a_pipe_are_errors(tmp_path: Path) -> None:
-    with pytest.raises(NotFoundError):
-        PolicyFile.read(tmp_path / "none.toml")
-    os.mkfifo(tmp_path / "pipe.toml")
-    for path in (tmp_path, tmp_path / "pipe.toml"):
-        with pytest.raises(BlobStoreError):
-            PolicyFile.read(path)
 
 
 def test_other_options_win_over_the_file(tmp_path: Path) -> None:
@@ -149,8 +131,6 @@ def test_other_options_win_over_the_file(tmp_path: Path) -> None:
     assert [str(rule) for rule in options.rules] == ["a=int8", "*=none", "a=mxfp4"]
     given = ImportOptions.parse(policy=policy, group_size=128)  # of the file's type
     assert given.quantization(QuantType.INT4).group_size == 128
-    with pytest.raises(UsageError, match="needs a quantization type"):
-        ImportOptions.parse(policy=written(tmp_path, 'method = "search"'))
 
 
 def test_groups_are_for_types_that_rules_and_promotions_use_too(tmp_path: Path) -> None:
@@ -183,10 +163,6 @@ def test_the_command_line_takes_a_policy(
     blobs = json.loads(capsys.readouterr().out)["blobs"]
     kinds = {one["name"]: one["quant_type"] for blob in blobs for one in blob["tensors"]}
     assert (kinds[UP], kinds["lm_head.weight"], kinds[Q]) == (None, "int4", "mxfp8")
-    assert run(["plan", source, "--policy", str(tmp_path / "x")]) == 1
-    written(tmp_path, 'rules = ["nobody=int4"]')
-    assert run(["plan", source, "--policy", policy]) == 2
-    assert "nobody=int4" in capsys.readouterr().err
 
 
 def test_a_function_decides_what_it_wants_to_and_rules_win_over_it() -> None:
@@ -200,34 +176,20 @@ def test_a_function_decides_what_it_wants_to_and_rules_win_over_it() -> None:
 
     rules = ["*down_proj*=int8/64", "*q_proj.weight=none", "lm_head.weight=nvfp4"]
     plan = plan_import(PYCODE_MOE, quant="int4", policy=policy, rules=rules[-1:])
-    assert types_of(plan) == types_of(plan_import(PYCODE_MOE, quant="int4", rules=rules))
+    repeated = plan_import(PYCODE_MOE, quant="int4", rules=rules)
+    assert types_of(plan) == types_of(repeated)
     matrices = {tensor.name: tensor.shape for tensor in plan.tensors if len(tensor.shape) > 1}
     assert {name: shape for name, shape, _ in seen} == matrices
     assert {dtype for _, _, dtype in seen} == {"BF16"}
+    recorded = json.loads(plan.documents["blobstore.json"])["options"]["rules"]
+    again = plan_import(PYCODE_MOE, quant="int4", rules=recorded)  # without the function
+    assert [blob.header for blob in again.blobs] == [blob.header for blob in plan.blobs]
 
 
-def test_an_import_can_be_repeated_without_its_function(tmp_path: Path) -> None:
+def test_an_answer_that_is_not_a_type_and_an_error_of_the_function(tmp_path: Path) -> None:
     source = write_checkpoint(tmp_path / "m")
-    made = plan_import(
-        source, quant="int4", policy=lambda name, *_: "mxfp8" if "q_proj" in name else None
-    )
-    recorded = json.loads(made.documents["blobstore.json"])["options"]["rules"]
-    again = plan_import(source, quant="int4", rules=recorded)
-    assert [blob.header for blob in again.blobs] == [blob.header for blob in made.blobs]
-    assert types_of(made)[Q] == "mxfp8/32"
-
-
-@pytest.mark.parametrize(
-    ("answer", "says"), [(7, "and not the name"), ("int5", "int5"), ("int4/7", "7")]
-)
-def test_an_answer_that_is_not_a_type(answer: Any, says: str, tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=says):
-        plan_import(write_checkpoint(tmp_path / "m"), policy=lambda *_: answer)
-
-
-def test_an_error_of_the_function_is_its_own(tmp_path: Path) -> None:
-    def policy(*_: object) -> str:
-        raise ZeroDivisionError("mine")
-
-    with pytest.raises(ZeroDivisionError, match="mine"):
-        plan_import(write_checkpoint(tmp_path / "m"), policy=policy)
+    for answer in (7, "int5", "int4/7"):
+        with pytest.raises(UsageError, match=str(answer)):
+            plan_import(source, policy=lambda *_, answer=answer: answer)
+    with pytest.raises(ZeroDivisionError):
+        plan_import(source, policy=lambda *_: str(1 // 0))
