@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -93,24 +93,24 @@ def _declaring(*, is_on: bool) -> Iterator[None]:
 
 
 class Snapshots:
-    """Copies of a store, taken while an import runs: what a kill leaves."""
+    """Copies of a store, taken before each so many fetches of an import: what a kill leaves."""
 
-    def __init__(self, store: Store, into: Path) -> None:
-        self._store = store
-        self._into = into
+    def __init__(self, store: Store, into: Path, every: int) -> None:
+        self._store, self._into, self._every = store, into, every
         self._mutex = threading.Lock()
+        self._calls = 0
         self.stores: list[Store] = []
 
     def take(self, _name: str, _begin: int) -> None:
-        """Copy the store."""
+        """Copy the store, if it is time to."""
 
         def copy(origin: str, to: str) -> None:
-            try:
+            with suppress(FileNotFoundError):  # another thread removed it
                 shutil.copy2(origin, to)
-            except FileNotFoundError:  # another thread removed it
-                return
 
         with self._mutex:
-            place = self._into / str(len(self.stores))
-            shutil.copytree(self._store.root, place, copy_function=copy)
-            self.stores.append(Store(place))
+            if self._calls % self._every == 0:
+                place = self._into / str(self._calls)
+                shutil.copytree(self._store.root, place, copy_function=copy)
+                self.stores.append(Store(place))
+            self._calls += 1

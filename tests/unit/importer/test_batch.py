@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 from support.many import sharded_checkpoint
-from support.servers import reply, server
 
 from blobstore.cli.main import run
 from blobstore.errors import DocumentError, LimitExceededError, UsageError
@@ -46,17 +45,8 @@ def test_two_workers_import_all_models(source: Path, tmp_path: Path) -> None:
     assert [one.digest for one in second] == digests
     again = work_on_batch(path, store=home)
     assert [(one.made, one.digest) for one in again] == [(0, digest) for digest in digests]
-
-
-@pytest.mark.parametrize(
-    ("shard", "says"), [((3, 3), "shard 3/3 does not exist"), ((0, 0), "shard 0/0 does not exist")]
-)
-def test_a_shard_that_does_not_exist(
-    shard: tuple[int, int], says: str, source: Path, tmp_path: Path
-) -> None:
-    path = listed(tmp_path, f'source = "{source}"\nname = "a"')
-    with pytest.raises(UsageError, match=says):
-        work_on_batch(path, shard=shard, store=MemoryStore())
+    with pytest.raises(UsageError, match="2/2"):
+        work_on_batch(path, shard=(2, 2), store=home)
 
 
 def test_the_error_of_one_model_stops_no_other(source: Path, tmp_path: Path) -> None:
@@ -76,27 +66,29 @@ def test_the_error_of_one_model_stops_no_other(source: Path, tmp_path: Path) -> 
     assert [one.error is None for one in again] == [True, False, False, False]
 
 
+USUAL = "source = 's'\nname = 'a'\n"
+
+
 @pytest.mark.parametrize(
-    ("text", "says"),
+    ("text", "named"),
     [
-        ("", "model: Field required"),
-        ("[[model]]\nsource = 's'", "model.0.name: Field required"),
-        ("[[model]]\nsource = 's'\nname = '../a'", "model.0.name: "),
-        (
-            "[[model]]\nsource = 's'\nname = 'a'\nquantt = 'int4'",
-            "model.0.quantt: unknown key; did you",
-        ),
-        ("[[model]]\nsource = 's'\nname = 'a'\nrules = [1]", "model.0.rules.0: Input should be"),
-        ("more = 1\n[[model]]\nsource = 's'\nname = 'a'", "more: unknown key"),
-        ("[[model]]\nsource = 's'\nname = 'a'\n" * 2, "model.1.name: two models are called a"),
-        ("[[model]", "not a TOML document"),
+        ("", "model:"),
+        ("[[model]", "TOML"),
+        ("[[model]]\nsource = 's'", "model.0.name:"),
+        ("[[model]]\nsource = 's'\nname = '../a'", "model.0.name:"),
+        (f"[[model]]\n{USUAL}quantt = 'int4'", "model.0.quantt:"),
+        (f"[[model]]\n{USUAL}rules = [1]", "model.0.rules.0:"),
+        (f"[[model]]\n{USUAL}group_size = true", "group_size:"),
+        (f"[[model]]\n{USUAL}target_bpw = inf", "target_bpw:"),
+        (f"[[model]]\n{USUAL}importance = 2026-11-23", "importance:"),
+        (f"[[model]]\n{USUAL}" * 2, "model.1.name:"),
     ],
 )
-def test_what_is_not_a_list_of_models(text: str, says: str, tmp_path: Path) -> None:
+def test_what_is_not_a_list_of_models(text: str, named: str, tmp_path: Path) -> None:
     path = tmp_path / "models.toml"
     path.write_text(text)
-    with pytest.raises(DocumentError, match=says) as error:
-        read_batch(path)
+    with pytest.raises(DocumentError, match=named) as error:
+        work_on_batch(path, store=MemoryStore())
     assert error.value.rule == "P4"
 
 
@@ -107,44 +99,18 @@ def test_a_list_that_is_too_large(tmp_path: Path) -> None:
         read_batch(path)
 
 
-def test_reports_do_not_show_signatures_and_passwords(tmp_path: Path) -> None:
-    with server() as running:
-        running.play(lambda _: reply(404))
-        address = running.at("m.safetensors")
-        models = [
-            f'source = "{address}?sig=SECRET"\nname = "a"',
-            f'source = "{address.replace("//", "//me:SECRET@")}"\nname = "b"',
-        ]
-        found = work_on_batch(listed(tmp_path, *models), store=MemoryStore())
-    assert all(one.error for one in found)
-    assert "SECRET" not in repr(found)
-    assert [one.source for one in found] == [address, address]
-
-
-def test_the_command_reports_and_fails(
+def test_the_command_reports_fails_and_shows_no_secrets(
     source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    path = listed(tmp_path, f'source = "{source}"\nname = "a"', 'source = "nowhere"\nname = "b"')
+    models = ['source = "http://me:SECRET@localhost:1/m.safetensors?sig=SECRET"\nname = "b"']
+    path = listed(tmp_path, f'source = "{source}"\nname = "a"', *models)
     line = ["work", "--batch", str(path), "--store", str(tmp_path / "store")]
     assert run([*line, "--json"]) == 1
-    report = json.loads(capsys.readouterr().out)
-    assert (report["imported"], report["failed"]) == (1, 1)
+    shown = capsys.readouterr()
+    report = json.loads(shown.out)
     assert [model["state"] for model in report["models"]] == ["imported", "failed"]
+    assert report["models"][1]["source"] == "http://localhost:1/m.safetensors"
     assert run(line) == 1
-    assert "failed" in capsys.readouterr().out
-
-
-@pytest.mark.parametrize(
-    ("option", "says"),
-    [
-        ("group_size = true", "group_size: Input should be a whole number"),
-        ("target_bpw = inf", "target_bpw: Input should be a number"),
-        ("requantize = 1", "requantize: Input should be true or false"),
-        ('rules = "a"', "rules: Input should be a list of texts"),
-        ("importance = 2026-11-23", "importance: Input should be a text"),
-    ],
-)
-def test_options_of_another_type(option: str, says: str, tmp_path: Path) -> None:
-    path = listed(tmp_path, f'source = "x"\nname = "a"\n{option}')
-    with pytest.raises(DocumentError, match=says):
-        work_on_batch(path, store=MemoryStore())
+    again = capsys.readouterr()
+    assert "failed" in again.out
+    assert "SECRET" not in shown.out + shown.err + again.out + again.err

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from support.checkpoints import normal, write_checkpoint
 from support.ollama_sources import write_source
-from support.streaming import SMALL, TINY, Snapshots, streamed
+from support.streaming import SMALL, TINY, Fetched, Snapshots, streamed
 
 import blobstore
 from blobstore.errors import (
@@ -20,21 +20,13 @@ from blobstore.errors import (
     DigestMismatchError,
     NonFiniteWeightError,
     RemoteError,
-    StorageError,
 )
 from blobstore.store.local.store import Store
 from blobstore.store.memory import MemoryStore
 from blobstore.store.ports import Home
 
-Options = dict[str, Any]
-
-FEW: list[tuple[str, Options]] = [
-    ("c_sharded", {"quant": "int4"}),
-    ("b_qwen3_moe", {"quant": "nvfp4", "experts": "stacked"}),
-    ("e_fp8_moe", {}),
-    ("f_ct_nvfp4", {}),
-    ("x_truncated_data", {}),
-]
+BLOB = 96 * 512 * 2
+"""Bytes of the source of each large blob of ``several``."""
 
 
 def outcome(source: Path, home: Home, **options: Any) -> str:
@@ -45,33 +37,38 @@ def outcome(source: Path, home: Home, **options: Any) -> str:
         return f"{type(error).__name__}: {error.message}"
 
 
-def wide(folder: Path) -> Path:
-    """Return a checkpoint with a matrix that several segments hold, and a small tensor."""
-    tensors = {"model.a.weight": normal("a", 96, 512), "model.norm.weight": normal("n", 512)}
-    return write_checkpoint(folder, tensors)
+def int4(source: Path, home: Home) -> str:
+    return outcome(source, home, quant="int4")
 
 
-@pytest.fixture
-def source(tmp_path: Path) -> Path:
-    return wide(tmp_path / "m")
+def unfinished(store: Store) -> list[Path]:
+    return list(store.root.glob(".blobstore/tmp/*"))
 
 
 @pytest.fixture
 def several(tmp_path: Path) -> Path:
-    """Return a checkpoint of several blobs that have several segments each, and small ones."""
+    """A checkpoint of several blobs that have several segments each, and a small one."""
     tensors = {"model.a.norm.weight": normal("n", 512)}
     tensors |= {f"model.{name}.weight": normal(name, 96, 512) for name in "abcd"}
     return write_checkpoint(tmp_path / "several", tensors)
 
 
 @pytest.fixture
-def want(source: Path) -> str:
-    return outcome(source, MemoryStore(), quant="int4")
+def want(several: Path) -> str:
+    return int4(several, MemoryStore())
 
 
-@pytest.mark.parametrize(("name", "options"), FEW, ids=str)
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("c_sharded", {"quant": "int4"}),
+        ("b_qwen3_moe", {"quant": "nvfp4", "experts": "stacked"}),
+        ("e_fp8_block_bf16scale", {}),
+        ("x_truncated_data", {}),
+    ],
+)
 def test_some_sources_have_the_digests_of_a_local_import(
-    tmp_path: Path, name: str, options: Options
+    tmp_path: Path, name: str, options: dict[str, Any]
 ) -> None:
     folder = write_source(tmp_path, name)
     wanted = outcome(folder, MemoryStore(), **options)
@@ -80,68 +77,45 @@ def test_some_sources_have_the_digests_of_a_local_import(
     assert fetched.nbytes > 0 or "Error" in wanted
 
 
-@pytest.mark.parametrize(("declared", "jobs"), [(False, 3), (True, 1)])
-def test_a_store_in_a_folder(
-    source: Path, store: Store, want: str, declared: bool, jobs: int
+@pytest.mark.parametrize("declared", [False, True])
+def test_only_needed_bytes_are_fetched_and_once(
+    several: Path, store: Store, want: str, declared: bool
 ) -> None:
+    size = (several / "model.safetensors").stat().st_size
     with streamed(TINY, declared=declared) as fetched:
-        assert outcome(source, store, quant="int4", jobs=jobs) == want
-        assert len(fetched.ranges) > 5
-        nbytes = fetched.nbytes
-        assert outcome(source, store, quant="int4") == want
-    assert fetched.nbytes == nbytes  # nothing is fetched again
-    assert list(store.root.glob(".blobstore/tmp/*")) == []
-
-
-def test_only_needed_bytes_are_fetched(tmp_path: Path) -> None:
-    tensors = {f"model.t{n}.weight": normal(str(n), 64, 64) for n in range(8)}
-    folder = write_checkpoint(tmp_path / "m", tensors)
-    store = Store(tmp_path / "s")
-    with streamed(TINY) as fetched:
-        whole = blobstore.import_model(folder, "m", store=store, quant="int4")
-    size = (folder / "model.safetensors").stat().st_size
-    data = sum(one.nbytes for one in tensors.values())
-    assert whole.coverage is not None
-    assert fetched.nbytes == data < size
-    blob = next(layer for layer in whole.manifest.layers if layer.name == "model.t5.weight")
-    (store.root / "blobs" / blob.digest.file_name).unlink()
-    for declared, again in ((False, tensors["model.t5.weight"].nbytes), (True, size)):
-        with streamed(TINY, declared=declared) as fetched:
-            result = blobstore.import_model(folder, "m", store=store, quant="int4")
-        assert (result.digest, result.recalled, fetched.nbytes) == (whole.digest, 7, again)
+        whole = blobstore.import_model(several, "m", store=store, quant="int4")
+        assert str(whole.digest) == want
+        assert fetched.nbytes == (size if declared else whole.source_bytes)
+        fetched.ranges.clear()
+        assert int4(several, store) == want
+        assert fetched.ranges == []
+        blob = next(layer for layer in whole.manifest.layers if layer.name == "model.b.weight")
         (store.root / "blobs" / blob.digest.file_name).unlink()
+        again = blobstore.import_model(several, "m", store=store, quant="int4")
+        assert (again.digest, again.recalled) == (whole.digest, 4)
+        assert fetched.nbytes == (size if declared else BLOB)
+    assert unfinished(store) == []
 
 
-def cut_at(source: Path, store: Store, number: int, error: BaseException, **how: Any) -> int:
-    """Import a source, whose fetching fails at a range; return the bytes that were fetched."""
-    with streamed(TINY, **how) as fetched:
+def fail_after(fetched: Fetched, number: int) -> None:
+    """Let fetching fail after so many ranges."""
 
-        def fail(_name: str, _begin: int) -> None:
-            if len(fetched.ranges) >= number:
-                raise error
+    def fail(_name: str, _begin: int) -> None:
+        if len(fetched.ranges) >= number:
+            raise RemoteError("cut")
 
-        fetched.before = fail
-        with pytest.raises(type(error)):
-            blobstore.import_model(source, "m", store=store, quant="int4", jobs=2)
-    return fetched.nbytes
-
-
-def test_after_another_error_nothing_is_kept(source: Path, store: Store) -> None:
-    cut_at(source, store, 5, StorageError("full"))
-    assert list(store.root.glob(".blobstore/tmp/*")) == []
-
-
-BLOB = 96 * 512 * 2
-"""Bytes of the source of each large blob of ``several``."""
+    fetched.before = fail
 
 
 @pytest.mark.parametrize(("declared", "number"), [(False, 0), (False, 20), (True, 43)])
 def test_finished_blobs_are_not_fetched_again(
-    several: Path, store: Store, number: int, declared: bool
+    several: Path, store: Store, want: str, number: int, declared: bool
 ) -> None:
-    want = outcome(several, MemoryStore(), quant="int4")
     size = (several / "model.safetensors").stat().st_size
-    before = cut_at(several, store, number, RemoteError("cut"), declared=declared)
+    with streamed(TINY, declared=declared) as fetched:
+        fail_after(fetched, number)
+        assert int4(several, store).startswith("RemoteError")
+        before = fetched.nbytes
     told: list[int] = []
     with streamed(TINY, declared=declared) as fetched:
         result = blobstore.import_model(
@@ -149,102 +123,96 @@ def test_finished_blobs_are_not_fetched_again(
         )
     assert (str(result.digest), sum(told)) == (want, result.source_bytes)
     assert before + fetched.nbytes <= size + BLOB + 5 * TINY
-    assert list(store.root.glob(".blobstore/tmp/*")) == []
+    assert unfinished(store) == []
 
 
 @pytest.fixture(params=[False, True], ids=["plain", "declared"])
 def killed(
     several: Path, store: Store, tmp_path: Path, request: pytest.FixtureRequest
 ) -> Iterator[list[Store]]:
-    """Give what is left of an import that is killed before each range."""
-    snapshots = Snapshots(store, tmp_path / "killed")
+    """What is left of an import that is killed before each tenth range."""
+    snapshots = Snapshots(store, tmp_path / "killed", every=10)
     with streamed(TINY, declared=request.param) as fetched:
         fetched.before = snapshots.take
         blobstore.import_model(several, "m", store=store, quant="int4", jobs=2)
-    with streamed(TINY, declared=request.param) as fetched:
+    with streamed(TINY, declared=request.param):
         yield snapshots.stores
 
 
-def test_killed_imports_go_on_also_after_damage(killed: list[Store], several: Path) -> None:
-    assert len(killed) > 20
-    want = outcome(several, MemoryStore(), quant="int4")
-    for number, left in enumerate(killed[::7]):
+def test_killed_imports_go_on_also_after_damage(
+    killed: list[Store], several: Path, want: str
+) -> None:
+    assert len(killed) >= 4
+    for number, left in enumerate(killed):
         for path in left.root.glob(".blobstore/*/**/sha256-*"):
             match number % 4:
                 case 0:
-                    path.unlink()
-                case 1:
                     os.truncate(path, path.stat().st_size // 2)
-                case 2:
+                case 1:
                     data = bytearray(path.read_bytes() or b"?")
                     data[len(data) // 2] ^= 1
                     path.write_bytes(data)
-        assert outcome(several, left, quant="int4") == want
+                case 2:
+                    path.unlink()
+        assert int4(several, left) == want
 
 
-def test_wrong_bytes_before_a_cut_are_found_after_it(several: Path, store: Store) -> None:
+def test_wrong_bytes_before_a_cut_are_found_after_it(
+    several: Path, store: Store, want: str
+) -> None:
     def damage(_name: str, begin: int, data: memoryview) -> None:
         if begin == 0:
             data[-1] ^= 1
 
     with streamed(TINY, declared=True) as fetched:
-
-        def fail(_name: str, _begin: int) -> None:
-            if len(fetched.ranges) >= 40:
-                raise RemoteError("cut")
-
-        fetched.change, fetched.before = damage, fail
-        with pytest.raises(RemoteError):
-            blobstore.import_model(several, "m", store=store, quant="int4")
+        fetched.change = damage
+        fail_after(fetched, 40)
+        assert int4(several, store).startswith("RemoteError")
     with streamed(TINY, declared=True) as fetched, pytest.raises(DigestMismatchError):
         blobstore.import_model(several, "m", store=store, quant="int4")
     assert min(begin for _, begin, _ in fetched.ranges) > 0
-    want = outcome(several, MemoryStore(), quant="int4")
     with streamed(TINY, declared=True) as fetched:  # the second error has ended what was wrong
-        assert outcome(several, store, quant="int4") == want
+        assert int4(several, store) == want
     assert min(begin for _, begin, _ in fetched.ranges) == 0
 
 
-def test_wrong_bytes_never_become_a_model(source: Path, store: Store, want: str) -> None:
+def test_wrong_bytes_never_become_a_model(several: Path, store: Store, want: str) -> None:
+    def damage(_name: str, begin: int, data: memoryview) -> None:
+        if begin <= 20_000 < begin + len(data):
+            data[20_000 - begin] ^= 1
+
     with streamed(TINY, declared=True) as fetched:
-
-        def damage(_name: str, begin: int, data: memoryview) -> None:
-            if begin <= 20_000 < begin + len(data):
-                data[20_000 - begin] ^= 1
-
         fetched.change = damage
         with pytest.raises(DigestMismatchError) as raised:
-            blobstore.import_model(source, "m", store=store, quant="int4")
-        assert raised.value.path == str(source / "model.safetensors")
-    assert store.manifests.names() == []
-    assert store.blobs.digests() == set()
+            blobstore.import_model(several, "m", store=store, quant="int4")
+        assert raised.value.path == str(several / "model.safetensors")
+    assert (store.manifests.names(), store.blobs.digests()) == ([], set())
     with streamed(TINY, declared=True):
-        assert outcome(source, store, quant="int4") == want
+        assert int4(several, store) == want
 
 
-def test_a_source_that_changes_meanwhile(source: Path, store: Store) -> None:
-    weights = source / "model.safetensors"
+def test_a_source_that_changes_meanwhile(several: Path, store: Store) -> None:
+    weights = several / "model.safetensors"
+    left = [weights.read_bytes()]
+
+    def change(_name: str, _begin: int) -> None:
+        if len(fetched.ranges) >= 3 and left:
+            with weights.open("r+b") as file:  # it is never shorter
+                file.write(left.pop())
+
     with streamed(TINY) as fetched:
-        changed: list[bool] = []
-
-        def change(_name: str, _begin: int) -> None:
-            if len(fetched.ranges) >= 3 and not changed:
-                changed.append(True)
-                with weights.open("r+b") as file:  # it is never shorter
-                    file.write(weights.read_bytes())
-
         fetched.before = change
         with pytest.raises(CorruptDataError, match="changed"):
-            blobstore.import_model(source, "m", store=store, quant="int4")
-    assert list(store.root.glob(".blobstore/tmp/*")) == []
+            blobstore.import_model(several, "m", store=store, quant="int4", jobs=1)
+    assert unfinished(store) == []
 
 
 def test_the_error_is_that_of_a_local_import(tmp_path: Path, store: Store) -> None:
     array = normal("a", 96, 512)
     array[70, 3] = np.nan
     folder = write_checkpoint(tmp_path / "m", {"model.a.weight": array})
-    wanted = outcome(folder, MemoryStore(), quant="int4")
+    wanted = int4(folder, MemoryStore())
     assert wanted.startswith(NonFiniteWeightError.__name__)
     with streamed(TINY):
-        assert outcome(folder, store, quant="int4") == wanted
-    assert list(store.root.glob(".blobstore/tmp/*")) == []
+        assert int4(folder, store) == wanted
+    assert unfinished(store) == []

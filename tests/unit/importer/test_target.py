@@ -10,61 +10,59 @@ import numpy as np
 import pytest
 from support import PYCODE, PYCODE_MOE
 from support.checkpoints import BF16, LLAMA_CONFIG, normal, small_tensors, write_checkpoint
-from support.ollama_sources import write_source
+from support.inventories import types_of
 from support.streaming import SMALL, streamed
 
 import blobstore
 from blobstore.cli.main import run
 from blobstore.errors import NonFiniteWeightError, UnsupportedSourceError, UsageError
-from blobstore.importer import allocation as measuring, targets as target
-from blobstore.importer.outputs import ImportPlan
+from blobstore.importer import targets
 from blobstore.store.local.store import Store
 
 Array = np.ndarray[Any, Any]
-EXPERTS = "model.layers.{}.mlp.experts"
-EMBED, HEAD = "model.embed_tokens.weight", "lm_head.weight"
-UP, Q = "model.layers.0.mlp.up_proj.weight", "model.layers.0.self_attn.q_proj.weight"
-
-
+EXPERTS = "model.layers.1.mlp.experts"
+EMBED, UP = "model.embed_tokens.weight", "model.layers.0.mlp.up_proj.weight"
 WHOLE = 2**22
 
 
 @pytest.fixture(autouse=True)
 def sample(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     """Measure few weights of each tensor: most tests are about what is done with the figures."""
-    monkeypatch.setattr(target, "SAMPLE", 2**12)
+    monkeypatch.setattr(targets, "SAMPLE", 2**12)
     return monkeypatch
 
 
-def types(plan: ImportPlan) -> dict[str, str]:
-    return {tensor.name: str(tensor.quantization or "none") for tensor in plan.tensors}
-
-
-def checkpoint(
-    folder: Path, changed: dict[str, Array] | None = None, *, scale: float = 0.02
-) -> Path:
+def checkpoint(folder: Path, changed: dict[str, Array] | None = None) -> Path:
     """Write a model of two layers of 64 x 256 matrices, and ``changed`` instead of some."""
     made = {
-        f"model.layers.{layer}.{name}_proj.weight": normal(f"{name}{layer}", 64, 256, scale=scale)
+        f"model.layers.{layer}.{name}_proj.weight": normal(f"{name}{layer}", 64, 256)
         for layer in range(2)
         for name in "abcd"
     }
     return write_checkpoint(folder, made | (changed or {}))
 
 
-@pytest.mark.parametrize(("quant", "bits"), [(None, 4.3), ("int4", 5.0), ("nvfp4", 8.6)])
-def test_bits_per_weight_are_met_from_below(quant: str | None, bits: float) -> None:
-    plan = blobstore.plan_import(PYCODE, target_bpw=bits, quant=quant)
-    assert 0.99 * bits <= plan.bits_per_weight <= bits
-    assert plan.notes == ()
-    families = {kind.split("/")[0] for kind in types(plan).values()} - {"none"}
-    wanted = {"int4": {"int4", "int8"}, "nvfp4": {"nvfp4", "mxfp4", "mxfp8"}}.get(
-        quant or "", families
-    )
-    assert families <= wanted
-    kinds = types(plan)
-    assert all(kinds[name] == "none" for name in kinds if "norm" in name)
-    again = blobstore.plan_import(PYCODE, target_bpw=bits, quant=quant, jobs=4)
+@pytest.mark.parametrize(
+    ("options", "families"),
+    [
+        ({"target_bpw": 4.3}, ("int4", "int8", "nvfp4", "mxfp4", "mxfp8")),
+        ({"target_bpw": 5.0, "quant": "int4"}, ("int4", "int8")),
+        ({"target_bpw": 4.7, "quant": "nvfp4", "global_scale": True}, ("nvfp4", "mxfp4", "mxfp8")),
+    ],
+    ids=str,
+)
+def test_bits_per_weight_are_met_from_below(
+    options: dict[str, Any], families: tuple[str, ...]
+) -> None:
+    plan = blobstore.plan_import(PYCODE, jobs=1, **options)
+    assert 0.99 * options["target_bpw"] <= plan.bits_per_weight <= options["target_bpw"]
+    kinds = types_of(plan)
+    assert {kind.split("/")[0] for kind in kinds.values()} <= {"none", *families}
+    assert {kinds[name] for name in kinds if "norm" in name} == {"none"}
+    scaled = {tensor.name for tensor in plan.tensors if tensor.global_scale is not None}
+    assert bool(scaled) == ("global_scale" in options)
+    assert EMBED not in scaled
+    again = blobstore.plan_import(PYCODE, jobs=4, **options)
     assert (again.documents, again.relative_errors) == (plan.documents, plan.relative_errors)
 
 
@@ -76,88 +74,47 @@ def test_a_size_counts_all_that_is_stored(store: Store, size: int, options: dict
     assert 0.99 * size <= sum(blobs) <= size
 
 
-@pytest.mark.parametrize(("experts", "bits"), [("packed", 6.1), ("stacked", 4.5)])
-def test_expert_groups_get_one_type_when_packed(experts: str, bits: float) -> None:
+@pytest.mark.parametrize(
+    ("experts", "bits", "rule"),
+    [("packed", 6.1, f"{EXPERTS}.*="), ("stacked", 4.5, f"{EXPERTS}.up_proj.weight=")],
+)
+def test_expert_groups_get_one_type_when_packed(experts: str, bits: float, rule: str) -> None:
     plan = blobstore.plan_import(PYCODE_MOE, target_bpw=bits, experts=experts)
     assert 0.99 * bits <= plan.bits_per_weight <= bits
-    for layer in range(3):
-        kinds = {
-            kind for name, kind in types(plan).items() if name.startswith(EXPERTS.format(layer))
-        }
-        assert len(kinds) == 1 or experts == "stacked"
-    rules = [str(rule) for rule in plan.options.rules]
-    assert sum(rule.startswith(EXPERTS.format(1) + ".*=") for rule in rules) == (
-        experts == "packed"
-    )
-    assert sum(rule.startswith(EXPERTS.format(1) + ".up_proj.weight=") for rule in rules) == (
-        experts == "stacked"
-    )
+    kinds = {kind for name, kind in types_of(plan).items() if name.startswith(EXPERTS)}
+    assert len(kinds) == 1 or experts == "stacked"
+    assert sum(str(one).startswith(rule) for one in plan.options.rules) == 1
 
 
-def test_what_was_chosen_is_stored_as_rules_that_repeat_the_import(store: Store) -> None:
-    first = blobstore.import_model(
-        PYCODE_MOE, "a", store=store, target_bpw=5.0, quant="int4", method="search"
-    )
+def test_what_was_chosen_is_stored_as_rules_that_repeat_the_import_with_its_errors(
+    store: Store, sample: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    sample.setattr(targets, "SAMPLE", WHOLE)
+    source = checkpoint(tmp_path / "m")
+    asked: dict[str, Any] = {"target_bpw": 6.0, "method": "search"}
+    plan = blobstore.plan_import(source, **asked)
+    first = blobstore.import_model(source, "a", store=store, **asked)
     with blobstore.open_model("a", store=store) as model:
         options = json.loads(model.document("blobstore.json"))["options"]
     given = {name: options[name] for name in ("quant", "method", "rules")}
-    again = blobstore.import_model(PYCODE_MOE, "b", store=store, **given)
-    assert again.digest == first.digest
-
-
-def test_the_errors_are_those_of_the_stored_weights(
-    store: Store, sample: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    sample.setattr(target, "SAMPLE", WHOLE)
-    source = checkpoint(tmp_path / "m")
-    plan = blobstore.plan_import(source, target_bpw=6.0, method="search")
-    blobstore.import_model(
-        source, "m", store=store, rules=[str(rule) for rule in plan.options.rules], method="search"
-    )
-    measured = blobstore.measure_quality("m", source, store=store)
-    stored = {
-        tensor.name: tensor.errors.relative_rmse for tensor in measured.tensors if tensor.quantized
-    }
+    assert blobstore.import_model(source, "b", store=store, **given).digest == first.digest
+    measured = blobstore.measure_quality("a", source, store=store).tensors
+    stored = {one.name: one.errors.relative_rmse for one in measured if one.quantized}
     for name, error in plan.relative_errors.items():
         assert error == pytest.approx(stored.get(name, 0.0), rel=1e-4)
 
 
-def test_wide_rows_are_measured_in_pieces(tmp_path: Path, sample: pytest.MonkeyPatch) -> None:
-    sample.setattr(target, "SAMPLE", WHOLE)
-    tensors = {f"model.{name}.weight": normal(name, 8, 256) for name in "ab"}
-    source = write_checkpoint(tmp_path / "m", tensors)
-    importance = {"model.a.weight": np.linspace(0, 1, 256).astype(np.float32)}
-    options: dict[str, Any] = {"target_bpw": 6.0, "method": "search", "importance": importance}
-    whole = blobstore.plan_import(source, **options)
-    sample.setattr(measuring, "_CHUNK", 128)
-    pieces = blobstore.plan_import(source, **options)
-    assert pieces.relative_errors == pytest.approx(whole.relative_errors)
-
-
 def test_the_users_rules_stay(tmp_path: Path) -> None:
     source = checkpoint(tmp_path / "m", small_tensors())
-    rules = [
-        "*.0.a_proj.weight=int8/32",
-        "*.1.*=none",
-        "*.layers.0.b_proj.weight=mxfp4",
-        f"{EMBED}=none",
-    ]
+    rules = ["*.0.a_proj.weight=int8/32", "*.1.*=none", "*.layers.0.b_proj.weight=mxfp4"]
     plan = blobstore.plan_import(source, target_bpw=10.5, rules=rules)
-    kinds = types(plan)
+    kinds = types_of(plan)
     assert 0.99 * 10.5 <= plan.bits_per_weight <= 10.5
     assert kinds["model.layers.0.a_proj.weight"] == "int8/32"
     assert kinds["model.layers.0.b_proj.weight"] == "mxfp4/32"
     assert {kind for name, kind in kinds.items() if ".1." in name} == {"none"}
-    assert kinds[EMBED] == "none"
-    assert [str(rule) for rule in plan.options.rules][-4:] == rules
-    assert not plan.relative_errors.keys() & {"model.layers.0.a_proj.weight", EMBED}
-
-
-def test_global_scales_are_measured_and_never_an_embeddings() -> None:
-    small = blobstore.plan_import(PYCODE, target_bpw=4.7, quant="nvfp4", global_scale=True)
-    assert any(tensor.global_scale is not None for tensor in small.tensors)
-    assert not types(small)[EMBED].startswith("nvfp4")
-    assert small.bits_per_weight <= 4.7
+    assert [str(rule) for rule in plan.options.rules][-3:] == rules
+    assert "model.layers.0.a_proj.weight" not in plan.relative_errors
 
 
 def test_importance_moves_bits_to_where_it_lies_on_bad_columns(tmp_path: Path) -> None:
@@ -167,26 +124,23 @@ def test_importance_moves_bits_to_where_it_lies_on_bad_columns(tmp_path: Path) -
         weights[:, ::32] *= np.float32(20)
     source = write_checkpoint(tmp_path / "m", tensors)
     neighbours = np.where(np.arange(256) % 32, 1.0, 0.0).astype(np.float32)
-    vectors = dict.fromkeys(tensors, 1 - neighbours) | {"model.layers.0.c_proj.weight": neighbours}
-    plain, weighed = (
-        blobstore.plan_import(
-            source, target_bpw=6.0, quant="int4", method="search", importance=importance
-        )
-        for importance in (None, vectors)
-    )
-    sizes = [{tensor.name: tensor.nbytes for tensor in plan.tensors} for plan in (plain, weighed)]
     c = "model.layers.0.c_proj.weight"
-    assert sizes[1][c] > sizes[0][c]
-    assert sizes[1][c] > max(size for name, size in sizes[1].items() if name != c)
+    vectors = dict.fromkeys(tensors, 1 - neighbours) | {c: neighbours}
+    options: dict[str, Any] = {"target_bpw": 6.0, "quant": "int4", "method": "search"}
+    plain = blobstore.plan_import(source, **options)
+    weighed = blobstore.plan_import(source, importance=vectors, **options)
+    before, after = (
+        {tensor.name: tensor.nbytes for tensor in plan.tensors} for plan in (plain, weighed)
+    )
+    assert after[c] > before[c]
+    assert after[c] > max(size for name, size in after.items() if name != c)
 
 
 @pytest.mark.parametrize("wanted", [{"target_size": 10**9}, {"target_bpw": 1e300}])
 def test_everything_is_kept_when_that_is_smaller(wanted: dict[str, Any], tmp_path: Path) -> None:
-    tensors = small_tensors() | {UP: np.full((128, 64), np.nan, BF16)}
-    plan = blobstore.plan_import(
-        write_checkpoint(tmp_path / "m", tensors), **wanted
-    )  # no weight is even read
-    assert set(types(plan).values()) == {"none"}
+    tensors = small_tensors() | {UP: np.full((128, 64), np.nan, BF16)}  # no weight is even read
+    plan = blobstore.plan_import(write_checkpoint(tmp_path / "m", tensors), **wanted)
+    assert set(types_of(plan).values()) == {"none"}
     assert "everything is kept" in plan.notes[0]
     assert set(plan.relative_errors.values()) == {0.0}
 
@@ -196,9 +150,7 @@ def test_less_than_the_smallest_is_an_error_that_says_what_is_possible(
     wanted: dict[str, Any], tmp_path: Path
 ) -> None:
     source = checkpoint(tmp_path / "m")
-    with pytest.raises(
-        UsageError, match=r"with the smallest types the model has ([0-9,]+) bytes, ([0-9.]+) bits"
-    ) as caught:
+    with pytest.raises(UsageError, match=r"[0-9,]+ bytes, [0-9.]+ bits") as caught:
         blobstore.plan_import(source, **wanted)
     words = str(caught.value).replace(",", "").split()
     nbytes, bits = (words[words.index(unit) - 1] for unit in ("bytes", "bits"))
@@ -210,85 +162,64 @@ def test_less_than_the_smallest_is_an_error_that_says_what_is_possible(
     "options",
     [
         {"target_bpw": 4.5, "target_size": 10**6},
-        *({"target_bpw": value} for value in (0, float("nan"), float("inf"), True, "4")),
-        *({"target_size": value} for value in (-5, 1.5, True, "3GB")),
+        *({"target_bpw": value} for value in (0, float("nan"), True, "4")),
+        *({"target_size": value} for value in (-5, 1.5, "3GB")),
         {"target_bpw": 5.0, "group_size": 64},
         {"target_bpw": 5.0, "global_scale": True},
     ],
+    ids=str,
 )
 def test_targets_that_are_none_are_wrong_use(options: dict[str, Any]) -> None:
     with pytest.raises(UsageError):
         blobstore.plan_import(PYCODE, **options)
 
 
-def test_a_weight_that_is_not_finite_is_an_error_with_its_place(
-    tmp_path: Path, sample: pytest.MonkeyPatch
-) -> None:
-    sample.setattr(target, "SAMPLE", WHOLE)
-    bad = normal("bad", 64, 256)
-    bad[40, 7] = np.inf
-    source = checkpoint(tmp_path / "m", {"model.layers.1.b_proj.weight": bad})
+def test_weights_that_can_not_be_quantized(tmp_path: Path, sample: pytest.MonkeyPatch) -> None:
+    sample.setattr(targets, "SAMPLE", WHOLE)
+    name, other = "model.layers.1.b_proj.weight", "model.layers.0.b_proj.weight"
+    weights = normal("bad", 64, 256).astype(np.float32)
+    weights[40, 7:9] = 3e38, -2e38  # its scale overflows
+    source = checkpoint(tmp_path / "m", {name: weights})
+    chosen = types_of(blobstore.plan_import(source, target_bpw=8.3, quant="int4"))
+    assert (chosen[name], chosen[other] != "none") == ("none", True)
+    weights[40, 7] = np.inf
+    source = checkpoint(tmp_path / "m", {name: weights})
     with pytest.raises(NonFiniteWeightError) as caught:
         blobstore.plan_import(source, target_bpw=6.0, jobs=3)
-    assert (caught.value.tensor, caught.value.index) == ("model.layers.1.b_proj.weight", (40, 7))
+    assert (caught.value.tensor, caught.value.index) == (name, (40, 7))
 
 
-def test_a_type_whose_scale_overflows_is_not_chosen(
-    tmp_path: Path, sample: pytest.MonkeyPatch
-) -> None:
-    sample.setattr(target, "SAMPLE", WHOLE)
-    name, other = "model.layers.1.b_proj.weight", "model.layers.0.b_proj.weight"
-    wide = normal("wide", 64, 256).astype(np.float32)
-    wide[40, 7:9] = 3e38, -2e38
-    source = checkpoint(tmp_path / "m", {name: wide})
-    chosen = types(blobstore.plan_import(source, target_bpw=8.3, quant="int4"))
-    assert chosen[name] == "none"
-    assert chosen[other] != "none"
-
-
-def test_a_quantized_source_needs_to_be_requantized(store: Store, tmp_path: Path) -> None:
+def test_a_quantized_source_needs_to_be_requantized(tmp_path: Path) -> None:
     weight = blobstore.quantize(normal("w", 64, 256), "int4", group_size=32)
-    tensors = {
+    tensors: dict[str, Any] = {
         "x.weight": weight.weight,
         "x.scales": weight.scale,
         "x.biases": weight.bias,
         "y.weight": normal("y", 64, 256),
     }
     config = {**LLAMA_CONFIG, "quantization": {"group_size": 32, "bits": 4}}
-    source = write_checkpoint(
-        tmp_path / "m",
-        {name: array for name, array in tensors.items() if array is not None},
-        config,
-    )
+    source = write_checkpoint(tmp_path / "m", tensors, config)
     with pytest.raises(UnsupportedSourceError, match="quantized already"):
         blobstore.plan_import(source, target_bpw=4.6)
-    plan = blobstore.plan_import(source, target_bpw=4.6, requantize=True)
-    assert plan.bits_per_weight <= 4.6
-    blobstore.import_model(source, "m", store=store, target_bpw=4.6, requantize=True)
+    assert blobstore.plan_import(source, target_bpw=4.6, requantize=True).bits_per_weight <= 4.6
     kept = blobstore.plan_import(source, target_bpw=10.6, requantize=True)
-    assert types(kept) == {"x.weight": "int4/32", "y.weight": "none"}, "codes are kept without loss"
+    assert types_of(kept) == {"x.weight": "int4/32", "y.weight": "none"}  # codes without loss
 
 
 def test_a_draft_counts_and_keeps_its_type(tmp_path: Path) -> None:
-    draft = write_checkpoint(tmp_path / "draft")
-    source = checkpoint(tmp_path / "m")
+    draft, source = write_checkpoint(tmp_path / "draft"), checkpoint(tmp_path / "m")
     plan = blobstore.plan_import(source, target_bpw=9.0, draft=draft, draft_quant="int8")
     assert 0.99 * 9.0 <= plan.bits_per_weight <= 9.0
-    assert types(plan)[f"draft.{UP}"] == "int8/64"
-
-
-@pytest.fixture
-def far(tmp_path: Path) -> Path:
-    """A checkpoint of two matrices of 3,000 rows of 2,048 bytes."""
-    tensors = {f"model.{name}.weight": normal(name, 3000, 512, dtype=np.float32) for name in "ab"}
-    return write_checkpoint(tmp_path / "far", tensors)
+    assert types_of(plan)[f"draft.{UP}"] == "int8/64"
 
 
 @pytest.mark.parametrize(("rows", "requests"), [(1000, 20), (4, 8)])
 def test_rows_of_a_sample_are_fetched_together_where_they_are_near(
-    far: Path, sample: pytest.MonkeyPatch, rows: int, requests: int
+    tmp_path: Path, sample: pytest.MonkeyPatch, rows: int, requests: int
 ) -> None:
-    sample.setattr(target, "SAMPLE", rows * 512)
+    tensors = {f"model.{name}.weight": normal(name, 3000, 512, dtype=np.float32) for name in "ab"}
+    far = write_checkpoint(tmp_path / "far", tensors)
+    sample.setattr(targets, "SAMPLE", rows * 512)
     wanted = blobstore.plan_import(far, target_bpw=6.0).relative_errors
     with streamed(SMALL) as fetched:
         plan = blobstore.plan_import(far, target_bpw=6.0)
@@ -296,14 +227,6 @@ def test_rows_of_a_sample_are_fetched_together_where_they_are_near(
     assert len(fetched.ranges) <= requests
     if rows == 4:
         assert fetched.nbytes == 8 * 512 * 4
-
-
-def test_a_sample_of_a_far_source_is_that_of_a_local_one(tmp_path: Path) -> None:
-    folder = write_source(tmp_path, "e_fp8_block_bf16scale")
-    options: dict[str, Any] = {"target_bpw": 6.0, "requantize": True, "quant": "int4"}
-    wanted = blobstore.plan_import(folder, **options).relative_errors
-    with streamed(SMALL):
-        assert blobstore.plan_import(folder, **options).relative_errors == wanted
 
 
 def test_the_commands_print_the_plan_with_its_errors(
@@ -314,12 +237,9 @@ def test_the_commands_print_the_plan_with_its_errors(
     shown = capsys.readouterr().out.splitlines()
     assert shown[0].split() == ["TENSOR", "TYPE", "SHAPE", "SIZE", "ERROR"]
     assert any(line.startswith("model.layers.0.a_proj") and line.endswith("%") for line in shown)
-    assert run(["plan", source, "--target-bpw", "5", "--json"]) == 0
-    blobs = json.loads(capsys.readouterr().out)["blobs"]
-    assert all(0 < one["relative_error"] < 0.2 for blob in blobs for one in blob["tensors"])
     store = ["--store", str(tmp_path / "store")]
     assert run(["import", source, "m", "--target-size", "1GB", *store]) == 0
-    assert "Note: everything is kept" in capsys.readouterr().err
+    assert "everything is kept" in capsys.readouterr().err
     for wrong in (["--target-size", "4MB", "--target-bpw", "4"], ["--target-size", "much"]):
         assert run(["import", source, "m", *wrong, *store]) == 2
 
@@ -337,5 +257,3 @@ def test_the_bar_is_given_what_is_read() -> None:
 
     blobstore.plan_import(PYCODE, target_bpw=5.0, progress=Bar())
     assert totals == [sum(told)]
-    blobstore.plan_import(PYCODE, progress=Bar())
-    assert len(totals) == 1

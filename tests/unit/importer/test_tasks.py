@@ -9,31 +9,24 @@ import itertools
 import json
 import random
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import pytest
-from hypothesis import given, strategies as st
-from safetensors.numpy import save_file
 from support.checkpoints import normal, safetensors_bytes
-from support.hub import hub
+from support.inventories import inventory, source_tensor
 from support.many import sharded_checkpoint
-from support.servers import server
+from support.streaming import SMALL, streamed
 
-import blobstore
 from blobstore.errors import CorruptDataError
-from blobstore.importer import worker as tasks
-from blobstore.importer.outputs import PlannedBlob
-from blobstore.importer.run import plan_import
-from blobstore.importer.schedule import FarWork
-from blobstore.importer.segments import Buffer, LoadedSegment, Segment
-from blobstore.importer.worker import Task, shard_of, tasks_of
-from blobstore.io.ranges import FileReader, Identity
+from blobstore.importer.options import ImportOptions
+from blobstore.importer.outputs import ImportPlan
+from blobstore.importer.plan import make_plan
+from blobstore.importer.planfile import write_plan
+from blobstore.importer.run import import_model, plan_import
+from blobstore.importer.worker import Task, commit_plan, shard_of, tasks_of, work_on_plan
 from blobstore.names import Digest
-from blobstore.source.folders import Folder, LocalFolder, SourceTensor
+from blobstore.source.folders import SourceFile
 from blobstore.store.memory import MemoryStore
 
 
@@ -45,138 +38,100 @@ class Costly(Task):
         return self.number
 
 
-@given(st.lists(st.integers(1, 50), max_size=30), st.integers(1, 12))
-def test_shards_are_whole_and_about_even(costs: list[int], count: int) -> None:
-    whole = [Costly(cost, 0, ()) for cost in costs]
-    shards = [shard_of(whole, index, count) for index in range(count)]
-    assert [task for shard in shards for task in shard] == whole
-    largest = max(sum(task.cost for task in shard) for shard in shards)
-    assert largest <= sum(costs) / count + max(costs, default=0)
+@pytest.mark.parametrize("count", [1, 3, 12])
+def test_shards_are_whole_and_about_even(count: int) -> None:
+    generator = random.Random(count)
+    for length in range(0, 30, 3):
+        costs = [generator.randint(1, 50) for _ in range(length)]
+        whole = [Costly(cost, 0, ()) for cost in costs]
+        shards = [shard_of(whole, index, count) for index in range(count)]
+        assert [task for shard in shards for task in shard] == whole
+        largest = max(sum(task.cost for task in shard) for shard in shards)
+        assert largest <= sum(costs) / count + max(costs, default=0)
 
 
-def test_each_blob_is_in_one_task_of_one_shard(tmp_path: Path) -> None:
+def test_each_blob_is_in_one_task_and_files_stay_whole_while_there_are_enough(
+    tmp_path: Path,
+) -> None:
     plan = plan_import(sharded_checkpoint(tmp_path / "m", 5), quant="int4")
     whole = tasks_of(plan)
-    for count in (1, 2, 3, 5, 8, 100):
+    names = [blob.name for task in whole for blob in task.blobs]
+    assert sorted(names) == sorted(blob.name for blob in plan.blobs)
+    for count in (1, 2, 5, 100):
         shards = [shard_of(whole, index, count) for index in range(count)]
-        parts = [task for shard in shards for task in shard]
-        assert parts == list(whole)
-        names = [blob.name for task in parts for blob in task.blobs]
-        assert sorted(names) == sorted(blob.name for blob in plan.blobs)
+        assert [task for shard in shards for task in shard] == list(whole)
+        owners = {(task.file, index) for index, shard in enumerate(shards) for task in shard}
+        assert len(owners) == 5 or count > 5
 
 
-def test_files_stay_whole_while_there_are_enough(tmp_path: Path) -> None:
-    whole = tasks_of(plan_import(sharded_checkpoint(tmp_path / "m", 5)))
-    for count in (1, 2, 3, 5):
-        owners = [
-            (task.file, index) for index in range(count) for task in shard_of(whole, index, count)
-        ]
-        assert len({file for file, _ in owners}) == len(set(owners)) == 5
+def declared_plan(shares: list[list[int]], nbytes: int) -> ImportPlan:
+    """Return the plan of a group of experts a layer, with so many of them in each file.
 
-
-@pytest.mark.parametrize("least_unit", [0, 3000])
-def test_all_blobs_of_a_file_with_a_declared_digest_are_in_one_task(
-    least_unit: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Groups of experts lie in four files, so many in each."""
-    monkeypatch.setattr(tasks, "_LEAST_UNIT", least_unit)
-    random_ = random.Random(17)
-    for case in range(6):
-        shares = [[random_.choice((0, 1, 3)) for _ in range(4)] for _ in range(case // 2 + 1)]
-        folder = groups_of_experts(tmp_path / str(case), [[1, 0, 0, 0], *shares])
-        whole, blobs = declared(folder), plan_import(folder).blobs
-        assert sum(len(task.blobs) for task in whole) == len(blobs)
-        places = [{part.file.name for part in parts([blob])} for blob in blobs]
-        for name in {min(place) for place in places if len(place) == 1}:
-            names = {
-                blob.name for blob, place in zip(blobs, places, strict=True) if place == {name}
-            }
-            in_tasks = [{blob.name for blob in task.blobs} & names for task in whole]
-            assert names in in_tasks
-
-
-def parts(blobs: Sequence[PlannedBlob]) -> list[SourceTensor]:
-    return [part for blob in blobs for source in blob.sources for part in source.parts.values()]
-
-
-def groups_of_experts(folder: Path, shares: list[list[int]]) -> Path:
-    """Write a checkpoint of a group of experts a layer, with so many of them in each file."""
-    folder.mkdir()
-    tensors: list[dict[str, Any]] = [{"unused.weight": np.ones(1, np.float32)} for _ in range(4)]
+    The files have ``nbytes`` and a declared digest each.
+    """
+    places = {}
     for layer, share in enumerate(shares):
         names = (f"model.layers.{layer}.mlp.experts.{n}.up_proj.weight" for n in itertools.count())
-        for file, experts in enumerate(share):
-            tensors[file] |= {next(names): np.ones((2, 64), np.float32) for _ in range(experts)}
-    for file, held in enumerate(tensors):
-        own = {f"{name}.{file}" if name == "unused.weight" else name: a for name, a in held.items()}
-        save_file(own, folder / f"model-0000{file + 1}-of-00004.safetensors")
-    return folder
+        places |= {next(names): file for file, experts in enumerate(share) for _ in range(experts)}
+    found = inventory(source_tensor(name, 2, 64) for name in places)
+    files = tuple(
+        replace(found.files[0], path=f"/{number}", size=nbytes, declared=Digest.of(b""))
+        for number in range(4)
+    )
+    tensors = {
+        name: replace(tensor, file=files[places[name]]) for name, tensor in found.tensors.items()
+    }
+    return make_plan(replace(found, files=files, tensors=tensors), ImportOptions.parse())
 
 
-def declared(checkpoint: Path) -> tuple[Task, ...]:
-    """Return the tasks of a checkpoint whose files have declared digests."""
-    return tasks_of(plan_import(Declaring(checkpoint)))
+@pytest.mark.parametrize("nbytes", [4096, 2**30])
+def test_all_blobs_of_a_file_with_a_declared_digest_are_in_one_task(nbytes: int) -> None:
+    generator = random.Random(17)
+    for layers in (1, 2, 3, 3, 3):
+        shares = [[generator.choice((0, 1, 3)) for _ in range(4)] for _ in range(layers)]
+        plan = declared_plan([[1, 0, 0, 0], *shares], nbytes)
+        tasks = [{blob.name for blob in task.blobs} for task in tasks_of(plan)]
+        assert sum(map(len, tasks)) == len(plan.blobs)
+        of_one_file: dict[SourceFile, set[str]] = {}
+        for blob in plan.blobs:
+            files = {part.file.path: part.file for part in blob.parts}
+            if len(files) == 1:
+                of_one_file.setdefault(*files, set()).add(blob.name)
+        for names in of_one_file.values():
+            assert sum(not names.isdisjoint(task) for task in tasks) == 1
 
 
-class Declaring(LocalFolder):
-    """A folder that declares a digest of each file."""
-
-    def open(self, name: str, identity: Identity | None = None) -> FileReader:
-        reader = super().open(name, identity)
-        reader.declared = Digest.of(name.encode())
-        return reader
-
-
-@contextmanager
-def published(checkpoint: Path) -> Iterator[Folder]:
-    """Give a checkpoint as a hub serves it: with a digest of each file."""
-    with server() as running:
-        running.play(hub(checkpoint))
-        with blobstore.open_folder("hf://org/name", endpoint=running.at("").rstrip("/")) as folder:
-            yield folder
-
-
-def test_each_file_is_read_whole_by_the_tasks_that_need_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(tasks, "_LEAST_UNIT", 0)
-    checkpoint = tmp_path / "m"
+def test_a_file_is_read_once_by_all_workers(tmp_path: Path) -> None:
+    checkpoint, path, home = tmp_path / "m", tmp_path / "plan.json", MemoryStore()
     checkpoint.mkdir()
     experts = [f"model.layers.{n // 8}.mlp.experts.{n % 8}.up_proj.weight" for n in range(32)]
     for number, names in enumerate((experts[:11], experts[11:22], experts[22:]), 1):
         tensors = {name: normal(name, 64, 64) for name in names}  # each file ends in a layer
         file = checkpoint / f"model-0000{number}-of-00003.safetensors"
         file.write_bytes(safetensors_bytes(tensors))
-    sizes = {path.name: path.stat().st_size for path in checkpoint.glob("*.safetensors")}
-    fetched: Counter[str] = Counter()
-    fetch = FarWork._fetch  # headers are read in other ways
-
-    def count(self: FarWork, segment: Segment, buffer: Buffer) -> LoadedSegment:
-        fetched[segment.file.name] += segment.nbytes
-        return fetch(self, segment, buffer)
-
-    monkeypatch.setattr(FarWork, "_fetch", count)
-    home, plan = MemoryStore(), tmp_path / "plan.json"
-    with published(checkpoint) as folder:
-        blobstore.write_plan(plan_import(folder), plan)
+    with streamed(SMALL, declared=True) as fetched:
+        write_plan(plan_import(checkpoint), path)
         for index in range(3):
-            assert blobstore.work_on_plan(plan, shard=(index, 3), store=home, source=folder).made
-        assert all(fetched[name] in (size, 2 * size) for name, size in sizes.items())
-        made = blobstore.commit_plan(plan, "m", store=home, source=folder)
-        assert made.digest == blobstore.import_model(folder, "m", store=MemoryStore()).digest
+            work_on_plan(path, shard=(index, 3), store=home)
+        made = commit_plan(path, "m", store=home)
+    nbytes: Counter[str] = Counter()
+    for name, _, size in fetched.ranges:
+        nbytes[name] += size
+    assert nbytes == {path.name: path.stat().st_size for path in checkpoint.iterdir()}
+    assert made.digest == import_model(checkpoint, "m", store=MemoryStore()).digest
 
 
 def test_a_worker_to_which_the_server_declares_another_digest(tmp_path: Path) -> None:
     """It would not hash a file that the others take for hashed."""
-    plan = tmp_path / "plan.json"
-    with published(sharded_checkpoint(tmp_path / "m", 2)) as folder:
-        blobstore.write_plan(plan_import(folder), plan)
-        document = json.loads(plan.read_bytes())
+    path = tmp_path / "plan.json"
+    with streamed(declared=True):
+        write_plan(plan_import(sharded_checkpoint(tmp_path / "m", 2)), path)
+        document = json.loads(path.read_bytes())
         files = document["source"]["files"]
         name = next(name for name in files if name.endswith(".safetensors"))
         state = files[name].rpartition(" sha256:")[0]
         for declared in ("", f" {Digest.of(b'')}"):
             files[name] = state + declared
-            plan.write_text(json.dumps(document))
-            with pytest.raises(CorruptDataError, match="written to since the plan"):
-                blobstore.work_on_plan(plan, store=MemoryStore(), source=folder)
+            path.write_text(json.dumps(document))
+            with pytest.raises(CorruptDataError, match="since the plan"):
+                work_on_plan(path, store=MemoryStore())

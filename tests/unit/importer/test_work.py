@@ -30,22 +30,16 @@ from blobstore.errors import (
 from blobstore.importer.planfile import write_plan
 from blobstore.importer.run import import_model, plan_import
 from blobstore.importer.worker import commit_plan, work_on_plan
-from blobstore.names import ModelName
-from blobstore.store.local.store import Store, open_store
+from blobstore.store.local.store import Store
 from blobstore.store.memory import MemoryStore
 from blobstore.store.ports import Home
 
 SHARDS = 3
-HOMES: dict[str, Callable[[Path], Home]] = {
-    "local": Store,
-    "memory": lambda _: MemoryStore(),
-    "bucket": lambda _: memory_store(),
-}
 
 
 @pytest.fixture
-def home(tmp_path: Path) -> Store:
-    return open_store(tmp_path / "store")
+def home() -> MemoryStore:
+    return MemoryStore()
 
 
 @pytest.fixture
@@ -61,8 +55,7 @@ def written_plan(source: Path, folder: Path, quant: str = "int4") -> Path:
 
 def alone(source: Path, quant: str = "int4") -> bytes:
     """Return the manifest of an import on one machine."""
-    store = MemoryStore()
-    return import_model(source, "m", store=store, quant=quant).manifest.raw
+    return import_model(source, "m", store=MemoryStore(), quant=quant).manifest.raw
 
 
 def receipts(plan: Path) -> list[Path]:
@@ -70,13 +63,13 @@ def receipts(plan: Path) -> list[Path]:
 
 
 def work_all(plan: Path, home: Home) -> None:
-    for index in range(SHARDS):
+    for index in (2, 0, 1):
         work_on_plan(plan, shard=(index, SHARDS), store=home, jobs=2)
 
 
-@pytest.mark.parametrize("kind", HOMES)
-def test_the_manifest_is_that_of_one_machine(plan: Path, tmp_path: Path, kind: str) -> None:
-    home = HOMES[kind](tmp_path / "store")
+@pytest.mark.parametrize("kind", ["local", "bucket"])
+def test_the_manifest_is_that_of_one_machine(plan: Path, store: Store, kind: str) -> None:
+    home = store if kind == "local" else memory_store()
     work_all(plan, home)
     assert not home.manifests.names()  # nothing is visible before
     result = commit_plan(plan, "m", store=home)
@@ -85,14 +78,13 @@ def test_the_manifest_is_that_of_one_machine(plan: Path, tmp_path: Path, kind: s
     assert commit_plan(plan, "m", store=home, verify=True).created == 0  # again
 
 
-def test_groups_of_experts(tmp_path: Path, home: Home) -> None:
+def test_groups_of_experts(tmp_path: Path, home: MemoryStore) -> None:
     plan = written_plan(PYCODE_MOE, tmp_path, "nvfp4")
-    for index in (2, 0, 1):
-        work_on_plan(plan, shard=(index, SHARDS), store=home)
+    work_all(plan, home)
     assert commit_plan(plan, "m", store=home).manifest.raw == alone(PYCODE_MOE, "nvfp4")
 
 
-def test_what_is_done_is_found(plan: Path, home: Home) -> None:
+def test_what_is_done_is_found(plan: Path, home: MemoryStore) -> None:
     first = work_on_plan(plan, store=home)
     again = work_on_plan(plan, store=home)
     assert (first.made, again.made) == (first.tasks, 0)
@@ -101,28 +93,28 @@ def test_what_is_done_is_found(plan: Path, home: Home) -> None:
     assert commit_plan(plan, "m", store=home).manifest.raw == alone(plan.parent / "m")
 
 
-def test_tasks_that_are_not_done(plan: Path, home: Home) -> None:
+def test_tasks_that_are_not_done(plan: Path, home: MemoryStore) -> None:
     work_on_plan(plan, shard=(0, 4), store=home)
-    with pytest.raises(UnfinishedPlanError, match=r"are not done: 1, 2, 3$") as error:
+    with pytest.raises(UnfinishedPlanError) as error:
         commit_plan(plan, "m", store=home)
     assert error.value.tasks == (1, 2, 3)
     assert not home.manifests.names()
 
 
-def test_receipts_of_another_plan_are_made_again(plan: Path, home: Home) -> None:
+def test_receipts_of_another_plan_are_made_again(plan: Path, home: MemoryStore) -> None:
     work_all(plan, home)
-    write_plan(plan_import(plan.parent / "m", quant="int8"), plan)
-    with pytest.raises(DocumentError, match="is not that of task 0"):
+    written_plan(plan.parent / "m", plan.parent, "int8")
+    with pytest.raises(DocumentError, match="task 0"):
         commit_plan(plan, "m", store=home)
     work_all(plan, home)
-    assert commit_plan(plan, "m", store=home).manifest.raw
+    assert commit_plan(plan, "m", store=home).manifest.raw == alone(plan.parent / "m", "int8")
 
 
-def _changed(key: str, value: Any) -> Callable[[bytes], bytes]:
+def changed(key: str, value: Any) -> Callable[[bytes], bytes]:
     return lambda text: json.dumps({**json.loads(text), key: value}).encode()
 
 
-def _blob(key: str, value: Any) -> Callable[[bytes], bytes]:
+def of_a_blob(key: str, value: Any) -> Callable[[bytes], bytes]:
     def change(text: bytes) -> bytes:
         document = json.loads(text)
         document["blobs"][0][key] = value
@@ -131,36 +123,36 @@ def _blob(key: str, value: Any) -> Callable[[bytes], bytes]:
     return change
 
 
-DAMAGE = {
-    "cut": lambda text: text[: len(text) // 2],
-    "a list": lambda _: b"[]",
-    "another version": _changed("version", 1),
-    "another task": _changed("task", 3),
-    "no blobs": _changed("blobs", []),
-    "not a digest": _blob("digest", "sha256:x"),
-    "another size": _blob("size", 1),
-}
-
-
-@pytest.mark.parametrize("damage", DAMAGE)
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda text: text[: len(text) // 2],
+        lambda _: b"[]",
+        changed("version", 1),
+        changed("task", 3),
+        changed("blobs", []),
+        of_a_blob("digest", "sha256:x"),
+        of_a_blob("size", 1),
+    ],
+    ids=["cut", "a list", "version", "task", "no blobs", "not a digest", "size"],
+)
 def test_a_damaged_receipt_is_an_error_of_commit_and_made_again_by_work(
-    damage: str, plan: Path
+    damage: Callable[[bytes], bytes], plan: Path, home: MemoryStore
 ) -> None:
-    home = MemoryStore()
     work_on_plan(plan, store=home)
     path = receipts(plan)[1]
     sound = path.read_bytes()
-    path.write_bytes(DAMAGE[damage](sound))
-    with pytest.raises(DocumentError, match=r"000001.json.*P3") as error:
+    path.write_bytes(damage(sound))
+    with pytest.raises(DocumentError, match=r"000001.json") as error:
         commit_plan(plan, "m", store=home)
     assert error.value.rule == "P3"
     assert work_on_plan(plan, store=home).made == 1
     assert path.read_bytes() == sound
-    commit_plan(plan, "m", store=home)
 
 
-def test_a_receipt_that_is_a_link_is_not_read(plan: Path, tmp_path: Path) -> None:
-    home = MemoryStore()
+def test_a_receipt_that_is_a_link_is_not_read(
+    plan: Path, home: MemoryStore, tmp_path: Path
+) -> None:
     work_on_plan(plan, store=home)
     path = receipts(plan)[0]
     path.rename(tmp_path / "elsewhere")
@@ -169,28 +161,23 @@ def test_a_receipt_that_is_a_link_is_not_read(plan: Path, tmp_path: Path) -> Non
         commit_plan(plan, "m", store=home)
 
 
-def test_a_store_that_lost_blobs(plan: Path, tmp_path: Path) -> None:
-    store = open_store(tmp_path / "store")
+def test_a_store_that_lost_blobs(plan: Path, store: Store) -> None:
     work_all(plan, store)
-    kept = tmp_path / "store" / ".blobstore" / "kept"
+    kept = store.root / ".blobstore" / "kept"
     lost = json.loads(receipts(plan)[2].read_bytes())["blobs"][0]["digest"]
     (kept / lost.replace(":", "-")).unlink()
-    with pytest.raises(UnfinishedPlanError, match=r"have lost blobs: 2$"):
+    with pytest.raises(UnfinishedPlanError) as error:
         commit_plan(plan, "m", store=store)
-    again = work_on_plan(plan, store=store)
-    assert again.made == 1
+    assert error.value.tasks == (2,)
+    assert work_on_plan(plan, store=store).made == 1
     assert commit_plan(plan, "m", store=store).manifest.raw == alone(plan.parent / "m")
     assert not list(kept.iterdir())
 
 
-@pytest.mark.parametrize(("kind", "is_published"), [("local", False), ("bucket", True)])
-def test_swapped_digests_are_found_by_verify(
-    plan: Path, tmp_path: Path, kind: str, *, is_published: bool
-) -> None:
-    home = HOMES[kind](tmp_path / "store")
+@pytest.mark.parametrize("kind", ["local", "bucket"])
+def test_swapped_digests_are_found_by_verify(plan: Path, store: Store, kind: str) -> None:
+    home = store if kind == "local" else memory_store()
     work_all(plan, home)
-    if is_published:
-        commit_plan(plan, "m", store=home)
     texts = {receipt: receipt.read_text() for receipt in receipts(plan)}
     blobs = [blob for text in texts.values() for blob in json.loads(text)["blobs"]]
     one, other = next(
@@ -200,17 +187,15 @@ def test_swapped_digests_are_found_by_verify(
     )
     for receipt, text in texts.items():
         receipt.write_text(text.replace(one, "?").replace(other, one).replace("?", other))
-    with pytest.raises(UnfinishedPlanError, match="lost or damaged blobs"):
+    with pytest.raises(UnfinishedPlanError):
         commit_plan(plan, "n", store=home, verify=True)
-    assert home.manifests.names() == ([ModelName.of("m")] if is_published else [])
+    assert home.manifests.names() == []
 
 
-def test_a_clean_up_spares_what_waits_for_its_commit(plan: Path, tmp_path: Path) -> None:
-    store = open_store(tmp_path / "store")
+def test_a_clean_up_spares_what_waits_for_its_commit(plan: Path, store: Store) -> None:
     work_all(plan, store)
-    kept = tmp_path / "store" / ".blobstore" / "kept"
     two_days_ago = plan.stat().st_mtime - 2 * 86_400
-    for path in kept.iterdir():
+    for path in (store.root / ".blobstore" / "kept").iterdir():
         os.utime(path, (two_days_ago, two_days_ago))
     assert not blobstore.prune(store).leftovers
     assert commit_plan(plan, "m", store=store).created > 0
@@ -222,36 +207,33 @@ def test_the_commands_say_how_to_go_on(
 ) -> None:
     store = ["--store", str(tmp_path / "store")]
     assert run(["work", str(tmp_path / "missing.json"), *store]) == 1
-    assert "blobstore plan SOURCE -o PLAN writes a plan." in capsys.readouterr().err
+    assert "blobstore plan SOURCE" in capsys.readouterr().err
     assert run(["work", str(plan), "--shard", "0/2", "--json", *store]) == 0
     assert json.loads(capsys.readouterr().out)["shard"] == "0/2"
     assert run(["commit", str(plan), *store]) == 1
     assert "2 of the 4 tasks" in capsys.readouterr().err
     assert run(["work", str(plan), *store]) == 0
-    assert "commit PLAN publishes the model" in capsys.readouterr().out
-    assert run(["work", str(plan), *store]) == 0
-    assert "all done already" in capsys.readouterr().out
+    assert "commit PLAN" in capsys.readouterr().out
     assert run(["commit", str(plan), "m:int4", "--verify", "--json", *store]) == 0
     for line in (
         ["work"],
         ["work", str(plan), "--shard", "2/2"],
-        ["work", str(plan), "--shard", "1"],
         ["work", str(plan), "--batch", "x"],
         ["commit", str(plan), "m:int8", *store],
     ):
         assert run(line) == 2
 
 
-def test_a_source_that_changed(plan: Path, home: Home) -> None:
+def test_a_source_that_changed(plan: Path, home: MemoryStore) -> None:
     work_on_plan(plan, shard=(0, 2), store=home)
     path = next((plan.parent / "m").glob("*.safetensors"))
     os.utime(path, (1, 1))
     for act in (work_on_plan, commit_plan):
-        with pytest.raises(CorruptDataError, match="written to since the plan"):
+        with pytest.raises(CorruptDataError, match="since the plan"):
             act(plan, store=home)
 
 
-def test_a_source_in_another_place(plan: Path, home: Home, tmp_path: Path) -> None:
+def test_a_source_in_another_place(plan: Path, home: MemoryStore, tmp_path: Path) -> None:
     shutil.move(tmp_path / "m", tmp_path / "moved")
     work_on_plan(plan, store=home, source=str(tmp_path / "moved"))
     result = commit_plan(plan, "m", store=home, source=str(tmp_path / "moved"))
@@ -259,5 +241,5 @@ def test_a_source_in_another_place(plan: Path, home: Home, tmp_path: Path) -> No
 
 
 def test_a_home_that_does_not_remember(plan: Path) -> None:
-    with pytest.raises(UsageError, match="does not remember"):
+    with pytest.raises(UsageError, match="remember"):
         work_on_plan(plan, store=Forgetful())
