@@ -26,7 +26,6 @@ from blobstore.importer.planfile import write_plan
 from blobstore.importer.run import import_model, plan_import
 from blobstore.importer.worker import Task, commit_plan, shard_of, tasks_of, work_on_plan
 from blobstore.names import Digest
-from blobstore.source.folders import SourceFile
 from blobstore.store.memory import MemoryStore
 
 
@@ -69,7 +68,7 @@ def declared_plan(shares: list[list[int]], nbytes: int) -> ImportPlan:
 
     The files have ``nbytes`` and a declared digest each.
     """
-    places = {}
+    places: dict[str, int] = {}
     for layer, share in enumerate(shares):
         names = (f"model.layers.{layer}.mlp.experts.{n}.up_proj.weight" for n in itertools.count())
         places |= {next(names): file for file, experts in enumerate(share) for _ in range(experts)}
@@ -92,11 +91,11 @@ def test_all_blobs_of_a_file_with_a_declared_digest_are_in_one_task(nbytes: int)
         plan = declared_plan([[1, 0, 0, 0], *shares], nbytes)
         tasks = [{blob.name for blob in task.blobs} for task in tasks_of(plan)]
         assert sum(map(len, tasks)) == len(plan.blobs)
-        of_one_file: dict[SourceFile, set[str]] = {}
+        of_one_file: dict[str, set[str]] = {}
         for blob in plan.blobs:
-            files = {part.file.path: part.file for part in blob.parts}
-            if len(files) == 1:
-                of_one_file.setdefault(*files, set()).add(blob.name)
+            paths = {part.file.path for part in blob.parts}
+            if len(paths) == 1:
+                of_one_file.setdefault(paths.pop(), set()).add(blob.name)
         for names in of_one_file.values():
             assert sum(not names.isdisjoint(task) for task in tasks) == 1
 

@@ -162,7 +162,8 @@ def test_importance_is_that_of_inputs(store: Store, source: Path) -> None:
     weighed = np.linspace(0.1, 9, HIDDEN, dtype=np.float32)
     options: dict[str, Any] = {"quant": "int4", "method": "search"}
     blobstore.import_model(source, "m", store=store, importance={GATE_UP: weighed}, **options)
-    weights, how = turned(fused()[GATE_UP]), {"method": "search", "importance": weighed}
+    weights = turned(fused()[GATE_UP])
+    how: dict[str, Any] = {"method": "search", "importance": weighed}
     with blobstore.open_model("m", store=store) as model:
         wanted = quantize(weights, "int4", group_size=model[GATE_UP].group_size, **how)
         assert bits_of_parts(model[GATE_UP].numpy()) == bits_of_parts(wanted)
