@@ -35,11 +35,6 @@ def auth(user: str, password: str = HIDDEN) -> str:
     return base64.b64encode(f"{user}:{password}".encode()).decode()
 
 
-def entries(*keys: str) -> dict[str, Any]:
-    """Return ``auths`` in which the user of each key is the key's place."""
-    return {"auths": {key: {"auth": auth(f"user{index}")} for index, key in enumerate(keys)}}
-
-
 @pytest.fixture
 def file(tmp_path: Path) -> Credentials:
     """A file that is missing, in a folder that is missing."""
@@ -81,12 +76,10 @@ PODMAN = ["h/a/b/c", "h/a/b", "h/a", "h"]
         (["ghcr.io"], "GHCR.io", "a/b", 0),
         (["localhost:5000"], "localhost", "", None),
         (["http://localhost:5000/v1/"], "localhost:5000", "a/b", 0),
-        ([HUB], "docker.io", "library/x", 0),
         ([HUB], "registry-1.docker.io", "", 0),
         (["https://ghcr.io/v1/", "ghcr.io"], "ghcr.io", "", 1),
         (PODMAN, "h", "a/b", 1),
         (PODMAN, "h", "a/bc", 2),
-        (["h/a"], "h", "", None),
         (["docker.io/library", HUB], "docker.io", "library/x", 0),
         (["ghcr.io.evil.example", "https://ghcr.io@evil.example/"], "ghcr.io", "", None),
     ],
@@ -94,19 +87,18 @@ PODMAN = ["h/a/b/c", "h/a/b", "h/a", "h"]
 def test_which_key_is_found(
     file: Credentials, keys: list[str], host: str, repository: str, index: int | None
 ) -> None:
-    write(file, entries(*keys))
+    auths = {key: {"auth": auth(f"user{at}")} for at, key in enumerate(keys)}
+    write(file, {"auths": auths})
     found = file.find(host, repository)
-    assert found == (None if index is None else Login(f"user{index}", Secret(HIDDEN)))
-    assert found is None or found.place == str(file.path)
+    place = str(file.path)
+    assert found == (None if index is None else Login(f"user{index}", Secret(HIDDEN), place))
 
 
 @pytest.mark.parametrize(
     ("entry", "expected"),
     [
-        ({"auth": auth("bob", "a:b:c")}, Login("bob", Secret("a:b:c"))),
-        ({"auth": auth("bob", f"{HIDDEN}\0\0")}, Login("bob", Secret(HIDDEN))),
+        ({"auth": auth("bob", f"a:b:c{HIDDEN}\0\0")}, Login("bob", Secret(f"a:b:c{HIDDEN}"))),
         ({"auth": auth("bob", "pässword"), "other": [1]}, Login("bob", Secret("pässword"))),
-        ({"auth": auth("bob", "")}, Login("bob", Secret(""))),
         ({"identitytoken": HIDDEN, "auth": auth("bob")}, Login(None, Secret(HIDDEN))),
         ({"auth": None, "email": ""}, None),
     ],
@@ -128,18 +120,16 @@ def test_files_without_logins(file: Credentials) -> None:
 @pytest.mark.parametrize(
     ("content", "says"),
     [
-        ("{", "not valid JSON"),
+        ("{", "JSON"),
         ('{"auths": {}, "auths": {}}', "'auths' appears twice"),
         ('{"a":' * 70 + "1" + "}" * 70, "64 levels"),
-        ({"auths": [1]}, "'auths' is not an object"),
-        ({"auths": {"h": HIDDEN}}, "'auths[h]' is not an object"),
-        ({"auths": {"h": {"identitytoken": [HIDDEN]}}}, "'auths[h]' has a value"),
-        ({"auths": {"h": {"auth": HIDDEN}}}, "'auths[h]' has an auth that is not base64"),
-        ({"auths": {"h": {"auth": "/w=="}}}, "not base64 of a text"),
+        ({"auths": [1]}, "'auths'"),
+        ({"auths": {"h": HIDDEN}}, "'auths[h]'"),
+        ({"auths": {"h": {"identitytoken": [HIDDEN]}}}, "'auths[h]'"),
+        ({"auths": {"h": {"auth": HIDDEN}}}, "not base64"),
         ({"auths": {"h": {"auth": base64.b64encode(HIDDEN.encode()).decode()}}}, "USER:PASSWORD"),
-        ({"credsStore": "../x"}, "'credsStore' is not the name"),
-        ({"credHelpers": {"h": ["x"]}}, "'credHelpers[h]' is not the name"),
-        ({"credHelpers": "x"}, "'credHelpers' is not an object"),
+        ({"credsStore": "../x"}, "'credsStore'"),
+        ({"credHelpers": {"h": ["x"]}}, "'credHelpers[h]'"),
     ],
 )
 def test_damaged_files(file: Credentials, content: object, says: str) -> None:
@@ -150,11 +140,12 @@ def test_damaged_files(file: Credentials, content: object, says: str) -> None:
     assert str(file.path) in error.message
     assert says in error.message
     assert HIDDEN not in f"{error!r} {error} {error.hint} {vars(error)}"
-    before = file.path.read_bytes()
-    if not isinstance(content, dict) or "h" not in (content.get("auths") or {}):
-        with pytest.raises(DocumentError):
-            file.keep("h", Login("bob", Secret(HIDDEN)))
-        assert file.path.read_bytes() == before
+
+
+def test_a_damaged_file_is_not_replaced(file: Credentials) -> None:
+    write(file, '{"auths": [1]}')
+    assert isinstance(refusal(lambda: file.keep("h", Login("bob", Secret("x")))), DocumentError)
+    assert file.path.read_text() == '{"auths": [1]}'
 
 
 def test_what_is_not_a_small_file(file: Credentials) -> None:
@@ -162,9 +153,6 @@ def test_what_is_not_a_small_file(file: Credentials) -> None:
     assert isinstance(refusal(lambda: file.find("h")), LimitExceededError)
     file.path.unlink()
     os.mkfifo(file.path)
-    assert isinstance(refusal(lambda: file.find("h")), StorageError)
-    file.path.unlink()
-    file.path.mkdir()
     assert isinstance(refusal(lambda: file.find("h")), StorageError)
 
 
@@ -190,19 +178,17 @@ def test_what_is_kept_is_found(file: Credentials, host: str, login: Login) -> No
 
 
 def test_other_keys_stay_and_other_spellings_go(file: Credentials) -> None:
-    others = {"HttpHeaders": {"X": "ü"}, "psFormat": "a", "experimental": 1.5, "x": [1, None]}
-    auths = {
-        "docker.io": {"auth": auth("old")},
-        HUB: {"auth": auth("older"), "email": "e"},
+    others = {"HttpHeaders": {"X": "ü"}, "experimental": 1.5, "x": [1, None]}
+    kept = {
         "docker.io/library": {"auth": auth("namespace")},
         "ghcr.io": {"auth": auth("other"), "unknown": True},
         "broken": 7,
     }
-    write(file, {**others, "auths": auths})
+    old = {"docker.io": {"auth": auth("old")}, HUB: {"auth": auth("older"), "email": "e"}}
+    write(file, {**others, "auths": {**old, **kept}})
     file.path.chmod(0o644)
     file.keep("docker.io", Login("bob", Secret(HIDDEN)))
     written = json.loads(file.path.read_text())
-    kept = {key: auths[key] for key in ("docker.io/library", "ghcr.io", "broken")}
     assert written == {**others, "auths": {**kept, HUB: {"auth": auth("bob")}}}
     assert list(written) == [*others, "auths"]
     assert stat.S_IMODE(file.path.stat().st_mode) == 0o600
@@ -210,19 +196,15 @@ def test_other_keys_stay_and_other_spellings_go(file: Credentials) -> None:
     assert json.loads(file.path.read_text()) == {**others, "auths": kept}
 
 
-@pytest.mark.parametrize("dangling", [False, True])
-def test_a_link_to_the_file_stays(tmp_path: Path, dangling: bool) -> None:
-    target = tmp_path / "dotfiles" / "config.json"
-    target.parent.mkdir()
-    if not dangling:
-        target.write_text('{"x": 1}')
+def test_a_link_to_the_file_stays(tmp_path: Path) -> None:
+    (tmp_path / "dotfiles").mkdir()
     link = tmp_path / "config.json"
     link.symlink_to(Path("dotfiles", "config.json"))
-    Credentials(link).keep("h", Login("bob", Secret(HIDDEN)))
+    for host in ("h", "i"):  # the link leads nowhere at first
+        Credentials(link).keep(host, Login("bob", Secret(HIDDEN)))
     assert link.is_symlink()
-    written = json.loads(target.read_text())
-    assert written["auths"] == {"h": {"auth": auth("bob")}}
-    assert written.get("x") == (None if dangling else 1)
+    written = json.loads((tmp_path / "dotfiles" / "config.json").read_text())
+    assert written["auths"] == {host: {"auth": auth("bob")} for host in "hi"}
 
 
 def test_a_failed_write_leaves_the_old_file(
@@ -236,7 +218,6 @@ def test_a_failed_write_leaves_the_old_file(
     monkeypatch.setattr("blobstore.io.durable.sync", fail)
     error = refusal(lambda: file.keep("h", Login("bob", Secret(HIDDEN))))
     assert isinstance(error, StorageError)
-    assert str(file.path) in error.message
     assert json.loads(file.path.read_text()) == {"x": 1}
     assert [*file.path.parent.iterdir()] == [file.path]
 
@@ -245,10 +226,9 @@ def test_a_failed_write_leaves_the_old_file(
     ("variables", "expected"),
     [
         ({}, ["~/.docker/config.json", "/run/containers/7", "~/.config/containers"]),
-        ({"DOCKER_CONFIG": "/d"}, ["/d/config.json", "/run/containers/7", "~/.config/containers"]),
         (
-            {"XDG_RUNTIME_DIR": "/r", "XDG_CONFIG_HOME": "/c"},
-            ["~/.docker/config.json", "/r/containers", "/c/containers"],
+            {"DOCKER_CONFIG": "/d", "XDG_RUNTIME_DIR": "/r", "XDG_CONFIG_HOME": "/c"},
+            ["/d/config.json", "/r/containers", "/c/containers"],
         ),
         ({"REGISTRY_AUTH_FILE": "/a", "DOCKER_CONFIG": "/d"}, ["/a"]),
     ],
@@ -259,56 +239,44 @@ def test_the_order_of_files(variables: dict[str, str], expected: list[str]) -> N
 
 
 @pytest.fixture
-def helper(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A helper ``lab`` on the PATH, which keeps logins in the folder that is returned."""
-    folder = tmp_path / "kept"
-    folder.mkdir()
-    program = tmp_path / "bin" / "docker-credential-lab"
+def stored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The file in which a helper ``lab`` on the PATH keeps its login."""
+    stored, program = tmp_path / "stored", tmp_path / "bin" / "docker-credential-lab"
     program.parent.mkdir()
     program.write_text(
         f"""#!/bin/sh
-        cd {folder}
+        missing() {{ echo credentials not found in native keychain; exit 1; }}
         case $1 in
-        store) IFS= read -r line; printf '%s' "$line" > stored;;
-        get) IFS= read -r key || true
-             if [ -e stored ]; then cat stored; else
-             echo credentials not found in native keychain; exit 1; fi;;
-        erase) rm stored 2>/dev/null ||
-             {{ echo credentials not found in native keychain; exit 1; }};;
+        store) IFS= read -r line; printf '%s' "$line" > {stored};;
+        get) cat >/dev/null; cat {stored} 2>/dev/null || missing;;
+        erase) rm {stored} 2>/dev/null || missing;;
         esac
         """
     )
     program.chmod(0o755)
     monkeypatch.setenv("PATH", f"{program.parent}:{os.environ['PATH']}")
-    return folder
+    return stored
 
 
 @pytest.mark.parametrize(
-    ("config", "login"),
+    ("config", "login", "user"),
     [
-        ({"credsStore": "lab"}, Login("bob", Secret(HIDDEN))),
-        ({"credHelpers": {"h": "lab"}}, Login(None, Secret("t"))),
+        ({"credsStore": "lab"}, Login("bob", Secret(HIDDEN)), "bob"),
+        ({"credHelpers": {"h": "lab"}}, Login(None, Secret("t")), "<token>"),
     ],
 )
 def test_a_helper_keeps_logins(
-    file: Credentials, helper: Path, config: dict[str, Any], login: Login
+    file: Credentials, stored: Path, config: dict[str, Any], login: Login, user: str
 ) -> None:
     write(file, config | {"auths": {"h": {"auth": auth("old")}}})
-    assert file.find("h") == Login("old", Secret(HIDDEN))  # the helper has none
+    assert file.find("h") == Login("old", Secret(HIDDEN), str(file.path))  # the helper has none
     assert file.keep("h", login) == "docker-credential-lab"
-    user = "<token>" if login.user is None else login.user
-    assert json.loads((helper / "stored").read_text()) == {
-        "ServerURL": "h",
-        "Username": user,
-        "Secret": login.secret.reveal(),
-    }
+    expected = {"ServerURL": "h", "Username": user, "Secret": login.secret.reveal()}
+    assert json.loads(stored.read_text()) == expected
     assert json.loads(file.path.read_text()) == config | {"auths": {"h": {}}}
-    found = file.find("h")
-    assert found == login
-    assert found is not None
-    assert found.place == "docker-credential-lab"
+    assert file.find("h") == login
     assert file.drop("h")
-    assert not (helper / "stored").exists()
+    assert not stored.exists()
     assert file.find("h") is None
     assert not file.drop("h")
 
@@ -316,12 +284,12 @@ def test_a_helper_keeps_logins(
 def test_the_first_file_that_has_a_login_decides(tmp_path: Path) -> None:
     first, second, third = (tmp_path / name for name in "123")
     credentials = Credentials(first, second, third)
-    second.write_text(json.dumps(entries("h")))
+    second.write_text(json.dumps({"auths": {"h": {"auth": auth("user")}}}))
     third.write_text("damaged, and not read")
-    assert credentials.find("h") == Login("user0", Secret(HIDDEN), str(second))
+    assert credentials.find("h") == Login("user", Secret(HIDDEN), str(second))
     with pytest.raises(DocumentError):
         credentials.find("other")
     assert credentials.keep("h", Login("bob", Secret("x"))) == str(first)
     assert credentials.find("h") == Login("bob", Secret("x"))
     assert credentials.drop("h")
-    assert credentials.find("h") == Login("user0", Secret(HIDDEN))
+    assert credentials.find("h") == Login("user", Secret(HIDDEN))

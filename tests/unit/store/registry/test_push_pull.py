@@ -11,9 +11,7 @@ from support.servers import Server, reply, server as run_server
 from support.small_registry import SmallRegistry
 
 from blobstore.errors import (
-    ConflictError,
     CorruptDataError,
-    InvalidDigestError,
     LimitExceededError,
     ModelNotFoundError,
     UsageError,
@@ -24,10 +22,9 @@ from blobstore.names import Digest, ModelName
 from blobstore.store.hints import Share
 from blobstore.store.local.store import Store
 from blobstore.store.ports import How
-from blobstore.store.registry import repositories
 from blobstore.store.registry.api import Reference
 from blobstore.store.registry.store import RegistryAccess, RegistryStore, pull, push
-from blobstore.testing.blobs import blobs_of, commit, data_of, descriptor_of, manifest_of
+from blobstore.testing.blobs import blobs_of, commit, data_of, descriptor_of
 
 BLOBS = [data_of(size) for size in (10, 5000, 70_000)]
 
@@ -71,7 +68,16 @@ def store(tmp_path: Path) -> Store:
     return made
 
 
-def test_there_and_back(store: Store, host: str, tmp_path: Path) -> None:
+def noted(registry: SmallRegistry) -> list[str]:
+    """Return a list of the methods of all requests from now on."""
+    methods: list[str] = []
+    registry.changes.append(lambda asked: methods.append(asked.method))
+    return methods
+
+
+def test_a_model_comes_back_and_a_second_push_sends_its_manifest_only(
+    store: Store, host: str, registry: SmallRegistry, tmp_path: Path
+) -> None:
     done = push("m", store, to=f"{host}/ns/m:a")
     assert (str(done.name), done.blobs) == (f"{host}/ns/m:a", {How.COPIED: 3})
     other = Store(tmp_path / "other")
@@ -79,22 +85,10 @@ def test_there_and_back(store: Store, host: str, tmp_path: Path) -> None:
     assert (pulled.digest, pulled.blobs) == (done.digest, {How.COPIED: 3})
     assert blobs_of(other, "n") == BLOBS
     assert other.manifest("n").raw == store.manifest("m").raw
-
-
-def test_a_second_push_sends_no_blob(store: Store, host: str, registry: SmallRegistry) -> None:
-    push("m", store, to=f"{host}/ns/m:a")
     methods = noted(registry)
-    again = push("m", store, to=f"{host}/ns/m:b")
-    assert again.blobs == {How.THERE: 3}
-    assert methods.count("PUT") == 1  # the manifest
+    assert push("m", store, to=f"{host}/ns/m:b").blobs == {How.THERE: 3}
+    assert methods.count("PUT") == 1
     assert "POST" not in methods
-
-
-def noted(registry: SmallRegistry) -> list[str]:
-    """Return a list of the methods of all requests from now on."""
-    methods: list[str] = []
-    registry.changes.append(lambda asked: methods.append(asked.method))
-    return methods
 
 
 def test_blobs_are_mounted_from_where_they_were_pushed_or_pulled(
@@ -108,36 +102,27 @@ def test_blobs_are_mounted_from_where_they_were_pushed_or_pulled(
 
 
 def test_notes_that_are_wrong_do_no_harm(store: Store, host: str) -> None:
-    manifest = store.manifest("m").digest
-    store.shares.add(Share(host, "never/was", manifest))
-    store.shares.add(Share(host, "never/was", manifest))
-    assert store.shares.read() == {Share(host, "never/was", manifest)}
+    wrong = Share(host, "never/was", store.manifest("m").digest)
+    store.shares.add(wrong)
     path = store.root / ".blobstore" / "hints" / "shares"
-    path.write_text(path.read_text() + f"{manifest.hex} {host} ../? {manifest.hex}\nnonsense\n")
-    assert store.shares.read() == {Share(host, "never/was", manifest)}
+    path.write_text(f"{path.read_text()}{wrong.manifest.hex} {host} ../? nonsense\n")
+    assert store.shares.read() == {wrong}
     assert push("m", store, to=f"{host}/ns/m:a").blobs == {How.COPIED: 3}
     path.write_bytes(b"x" * 2**21)
     assert store.shares.read() == set()
-    assert push("m", store, to=f"{host}/other/m:a").blobs == {How.COPIED: 3}
 
 
 def test_a_manifest_that_is_asked_for_by_digest(store: Store, host: str, tmp_path: Path) -> None:
     first = push("m", store, to=f"{host}/ns/m:a").digest
     commit(store, "m", b"another")
-    second = push("m", store, to=f"{host}/ns/m:a").digest
-    assert first != second
+    assert push("m", store, to=f"{host}/ns/m:a").digest != first
     other = Store(tmp_path / "other")
     assert pull(f"{host}/ns/m:a@{first}", other).digest == first
     with pytest.raises(ModelNotFoundError):
         pull(f"{host}/ns/m:a@{Digest.of(b'nothing')}", other)
     assert other.manifest(f"{host}/ns/m:a").digest == first
-
-
-def test_what_a_name_expects(store: Store, host: str, home: RegistryStore) -> None:
-    push("m", store, to=f"{host}/ns/m:a")
-    name = ModelName.parse(f"{host}/ns/m:a")
-    with home.session(name=name) as session, pytest.raises(ConflictError):
-        session.publish(name, manifest_of(*BLOBS), expected=(None,))
+    with pytest.raises(UsageError, match="tag"):
+        push("m", store, to=f"{host}/n/m@{first}")
 
 
 def test_a_blob_of_another_size_is_refused(
@@ -178,22 +163,15 @@ def test_http_elsewhere_has_to_be_allowed() -> None:
         assert home.address == "http://example.com"
 
 
-def test_digests_in_references(store: Store, host: str) -> None:
-    with pytest.raises(UsageError, match="tag"):
-        push("m", store, to=f"{host}/n/m@{Digest.of(b'')}")
-    with pytest.raises(InvalidDigestError):
-        Reference.parse("m@sha256:00")
-
-
 def test_a_manifest_that_is_too_large_is_refused_before_any_blob(
     store: Store, host: str, registry: SmallRegistry
 ) -> None:
     methods = noted(registry)
+    layers = [descriptor_of(b"one", f"layer{number}" + "x" * 90_000) for number in range(50)]
     with store.session() as session:
         session.put(b"one")
-        layers = [descriptor_of(b"one", f"layer{number}" + "x" * 2000) for number in range(2000)]
         session.publish(ModelName.parse("m"), Manifest(layers=tuple(layers)))
-    with pytest.raises(LimitExceededError, match="at most 4,194,304"):
+    with pytest.raises(LimitExceededError, match="4,194,304"):
         push("m", store, to=f"{host}/ns/m:a")
     assert set(methods) <= {"GET", "HEAD"}
 
@@ -205,16 +183,3 @@ def test_a_blob_that_may_not_be_mounted_is_sent(
     push("m", store, to=f"{host}/ns/m:a")
     registry.changes.append(lambda asked: reply(status) if "mount=" in asked.target else None)
     assert push("m", Store(store.root), to=f"{host}/other/n:a").blobs == {How.COPIED: 3}
-
-
-def test_the_lists_of_all_repositories_have_one_limit(
-    registry: SmallRegistry, home: RegistryStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    methods = noted(registry)
-    monkeypatch.setattr(repositories, "_MAX_NAMES", 100_000)
-    for repository in range(40):
-        for tag in range(10):
-            registry.manifests[f"library/m{repository}", f"{tag}{'x' * 1000}"] = b"{}"
-    with pytest.raises(LimitExceededError, match="the list of models at"):
-        home.manifests.names()
-    assert len(methods) < 12

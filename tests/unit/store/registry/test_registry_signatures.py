@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 import pytest
-from support.servers import Asked, Server, reply, server
+from support.servers import Asked, reply, server
 from support.small_registry import SmallRegistry
 
 from blobstore.errors import BlobStoreError, ConflictError, SignatureError
@@ -30,13 +30,8 @@ NAME = ModelName.parse("h.example/ns/m:t")
 KEY = PrivateKey.generate()
 POLICY = SignaturePolicy.of_key(KEY.public)
 ONE, TWO = Signature.of(b"one", b"\x01"), Signature.of(b"one", b"\x02")
+OF_ONE, OF_TWO = SignatureManifest.of([ONE]), SignatureManifest.of([TWO])
 DIGEST = Digest("ab" * 32)
-
-
-@pytest.fixture
-def running() -> Iterator[Server]:
-    with server() as started:
-        yield started
 
 
 @pytest.fixture
@@ -45,36 +40,45 @@ def registry() -> SmallRegistry:
 
 
 @pytest.fixture
-def home(running: Server, registry: SmallRegistry) -> Iterator[RegistryStore]:
-    running.play(registry)
-    with HttpClient() as client:
+def home(registry: SmallRegistry) -> Iterator[RegistryStore]:
+    with server() as running, HttpClient() as client:
+        running.play(registry)
         yield RegistryStore("h.example", client, address=running.at("").rstrip("/"))
 
 
-def raw_of(registry: SmallRegistry, digest: Digest = DIGEST) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(registry.manifests["ns/m", tag_of(digest)])
-    return found
-
-
-def signed_source() -> MemoryStore:
+@pytest.fixture
+def source() -> MemoryStore:
+    """A home with a signed model."""
     source = MemoryStore()
     commit(source, str(NAME), b"blob")
     sign_model(NAME, source, KEY)
     return source
 
 
-def test_they_lie_where_cosign_looks(home: RegistryStore, registry: SmallRegistry) -> None:
-    source, tags = signed_source(), list[str]()
+def is_manifest(asked: Asked) -> bool:
+    return "/manifests/" in asked.target
+
+
+def layers_in(registry: SmallRegistry, digest: Digest) -> list[dict[str, Any]]:
+    """Return the layers of the signatures' manifest in the registry."""
+    found: list[dict[str, Any]] = json.loads(registry.manifests["ns/m", tag_of(digest)])["layers"]
+    return found
+
+
+def test_they_lie_where_cosign_looks(
+    home: RegistryStore, registry: SmallRegistry, source: MemoryStore
+) -> None:
+    tags: list[str] = []
 
     def note(asked: Asked) -> None:
-        if asked.method == "PUT" and "/manifests/" in asked.target:
+        if asked.method == "PUT" and is_manifest(asked):
             tags.append(asked.target.rpartition("/")[2])
 
     registry.changes.append(note)
     transfer(str(NAME), source, home)
     digest = source.manifests.read(NAME).digest
     assert tags == [tag_of(digest), "t"]  # that of the model comes last
-    (layer,) = raw_of(registry, digest)["layers"]
+    (layer,) = layers_in(registry, digest)
     assert layer == source.signatures.read(NAME, digest)[0].layer
     assert ("ns/m", layer["digest"]) in registry.blobs
     assert home.manifests.names() == [NAME]
@@ -82,72 +86,57 @@ def test_they_lie_where_cosign_looks(home: RegistryStore, registry: SmallRegistr
 
 def test_those_of_others_are_kept(home: RegistryStore, registry: SmallRegistry) -> None:
     foreign = {"mediaType": "application/x", "size": 1, "digest": str(Digest.of(b"x"))}
-    value = json.loads(SignatureManifest.of([ONE]).raw)
+    value = json.loads(OF_ONE.raw)
     value["layers"].append(foreign)
-    config = SignatureManifest.of([ONE]).config or b""
-    registry.put("ns/m", tag_of(DIGEST), json.dumps(value).encode(), [b"one", b"x", config])
+    blobs = [b"one", b"x", OF_ONE.config or b""]
+    registry.put("ns/m", tag_of(DIGEST), json.dumps(value).encode(), blobs)
     assert home.signatures.add(NAME, DIGEST, [TWO]) == 1
-    assert raw_of(registry)["layers"] == [ONE.layer, foreign, TWO.layer]
+    assert layers_in(registry, DIGEST) == [ONE.layer, foreign, TWO.layer]
     assert home.signatures.read(NAME, DIGEST) == [ONE, TWO]
 
 
+@pytest.mark.parametrize("is_always", [False, True])
 def test_what_another_machine_replaced_is_added_again(
-    home: RegistryStore, registry: SmallRegistry
+    home: RegistryStore, registry: SmallRegistry, is_always: bool
 ) -> None:
-    other = SignatureManifest.of([TWO])
+    """Another machine sets the tag just after we did: once, or whenever we did."""
     puts = 0
 
-    def replaced(asked: Asked) -> Iterable[bytes] | None:
-        """Another machine sets the tag just after the first time that we did."""
+    def replaced(asked: Asked) -> None:
         nonlocal puts
-        if asked.method == "PUT" and "/manifests/" in asked.target:
+        if asked.method == "PUT" and is_manifest(asked):
             puts += 1
-        elif asked.method == "GET" and puts == 1:
+        elif asked.method == "GET" and (is_always or puts == 1):
             puts += 1
-            registry.put("ns/m", tag_of(DIGEST), other.raw, [b"one", other.config or b""])
-        return None
+            registry.put("ns/m", tag_of(DIGEST), OF_TWO.raw, [b"one", OF_TWO.config or b""])
 
     registry.changes.append(replaced)
-    assert home.signatures.add(NAME, DIGEST, [ONE]) == 1
-    assert home.signatures.read(NAME, DIGEST) == [TWO, ONE]
+    if is_always:
+        with pytest.raises(ConflictError):
+            home.signatures.add(NAME, DIGEST, [ONE])
+    else:
+        assert home.signatures.add(NAME, DIGEST, [ONE]) == 1
+        assert home.signatures.read(NAME, DIGEST) == [TWO, ONE]
 
 
-def test_a_tag_that_is_always_replaced(home: RegistryStore, registry: SmallRegistry) -> None:
-    other = SignatureManifest.of([TWO])
-
-    def replaced(asked: Asked) -> Iterable[bytes] | None:
-        if asked.method == "GET" and "/manifests/" in asked.target:
-            registry.put("ns/m", tag_of(DIGEST), other.raw, [b"one", other.config or b""])
-        return None
-
-    registry.changes.append(replaced)
-    with pytest.raises(ConflictError, match="other machines keep replacing"):
-        home.signatures.add(NAME, DIGEST, [ONE])
-
-
-# A hostile server
-
-HOSTILE: dict[str, dict[str, Any]] = {
-    "no layers": {"layers": None},
-    "large payload": {"layers": [{**ONE.layer, "size": MAX_PAYLOAD + 1}]},
-    "missing payload": {"layers": [{**ONE.layer, "digest": str(DIGEST)}]},
-    "other size": {"layers": [{**ONE.layer, "size": 2}]},
-    "index": {"manifests": [], "layers": []},
-    "too large": {"padding": "x" * 2**22},
-}
-
-
-@pytest.mark.parametrize("kind", HOSTILE)
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"layers": None},
+        {"layers": [{**ONE.layer, "size": MAX_PAYLOAD + 1}]},
+        {"layers": [{**ONE.layer, "digest": str(DIGEST)}]},
+        {"layers": [{**ONE.layer, "size": 2}]},
+        {"padding": "x" * 2**22},
+    ],
+    ids=["no layers", "large payload", "missing payload", "other size", "too large"],
+)
 def test_manifests_of_a_hostile_server(
-    home: RegistryStore, registry: SmallRegistry, kind: str
+    home: RegistryStore, registry: SmallRegistry, source: MemoryStore, change: dict[str, Any]
 ) -> None:
-    source = signed_source()
     transfer(str(NAME), source, home)
-    digest = source.manifests.read(NAME).digest
-    value = {**json.loads(SignatureManifest.of([ONE]).raw), **HOSTILE[kind]}
-    registry.put("ns/m", tag_of(digest), json.dumps(value).encode(), [b"one"])
-    with pytest.raises(BlobStoreError):
-        home.signatures.read(NAME, digest)
+    tag = tag_of(source.manifests.read(NAME).digest)
+    raw = json.dumps({**json.loads(OF_ONE.raw), **change}).encode()
+    registry.put("ns/m", tag, raw, [b"one"])
     refusing, lenient = MemoryStore(), MemoryStore()
     with pytest.raises(BlobStoreError):
         transfer(str(NAME), home, refusing, policy=POLICY)
@@ -156,22 +145,22 @@ def test_manifests_of_a_hostile_server(
     assert lenient.manifests.names() == [NAME]
 
 
-def test_the_signatures_of_another_model(home: RegistryStore, registry: SmallRegistry) -> None:
+def test_the_signatures_of_another_model(
+    home: RegistryStore, registry: SmallRegistry, source: MemoryStore
+) -> None:
     """A registry that serves one signed model's signatures under another's tag gains nothing."""
-    source = signed_source()
-    transfer(str(NAME), source, home)
-    signed = source.manifests.read(NAME).digest
     other = ModelName.parse("h.example/ns/m:other")
     commit(source, str(other), b"evil")
-    transfer(str(other), source, home)
-    evil = source.manifests.read(other).digest
-    registry.manifests["ns/m", tag_of(evil)] = registry.manifests["ns/m", tag_of(signed)]
-    with pytest.raises(SignatureError, match="is of another manifest"):
+    signed, evil = (tag_of(source.manifests.read(name).digest) for name in (NAME, other))
+    transfer([str(NAME), str(other)], source, home)
+    registry.manifests["ns/m", evil] = registry.manifests["ns/m", signed]
+    with pytest.raises(SignatureError, match="another manifest"):
         transfer(str(other), home, MemoryStore(), policy=POLICY)
 
 
-def test_a_registry_that_refuses_the_tag(home: RegistryStore, registry: SmallRegistry) -> None:
-    source = signed_source()
+def test_a_registry_that_refuses_the_tag(
+    home: RegistryStore, registry: SmallRegistry, source: MemoryStore
+) -> None:
     transfer(str(NAME), source, home)
 
     def refused(asked: Asked) -> Iterable[bytes] | None:

@@ -1,4 +1,4 @@
-"""Other programs verify our signatures, and we theirs: openssl, and skopeo and cosign.
+"""Other programs verify our signatures, and we theirs: openssl, skopeo and cosign.
 
 skopeo is built of containers/image, whose policies and keys are cosign's. Its log says why it
 refuses an image.
@@ -34,28 +34,17 @@ pytestmark = pytest.mark.lab
 
 SKOPEO = "skopeo-sigstore"
 """Debian 12's own skopeo is built without sigstore: `.ci/signers` installs this one, and cosign."""
-_OCI = "application/vnd.oci.image.manifest.v1+json"
-KEY = PrivateKey.generate()
+KEY, OTHER = PrivateKey.generate(), PrivateKey.generate()
 
 
 def run(*words: str | Path, check: bool = True) -> subprocess.CompletedProcess[str]:
     path = f"{os.environ.get('PATH', '')}:/opt/signers/bin"
-    program = shutil.which(str(words[0]), path=path)
-    if program is None:
+    if shutil.which(str(words[0]), path=path) is None:
         cannot_run(f"{words[0]} is not installed")
-    done = subprocess.run(
-        [program, *map(str, words[1:])],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=300,
-        env={**os.environ, "COSIGN_PASSWORD": "secret"},
-    )
+    environment = {**os.environ, "PATH": path, "COSIGN_PASSWORD": "secret"}
+    done = subprocess.run(words, capture_output=True, text=True, check=False, env=environment)
     assert not check or done.returncode == 0, done.stderr
     return done
-
-
-# openssl
 
 
 @pytest.mark.parametrize(
@@ -63,25 +52,20 @@ def run(*words: str | Path, check: bool = True) -> subprocess.CompletedProcess[s
 )
 def test_openssl_and_we_verify_each_other(algorithm: str, option: str, tmp_path: Path) -> None:
     private, public, made = (tmp_path / name for name in ("a.key", "a.pub", "signature"))
-    run("openssl", "genpkey", "-algorithm", algorithm, "-pkeyopt", option, "-out", private)
-    run("openssl", "pkey", "-in", private, "-pubout", "-out", public)
-    key = PrivateKey.parse(private.read_bytes(), "a.key", lambda: "")
+    lock = ("-aes256", "-pass", "pass:secret")
+    run("openssl", "genpkey", "-algorithm", algorithm, "-pkeyopt", option, *lock, "-out", private)
+    run("openssl", "pkey", "-in", private, "-passin", "pass:secret", "-pubout", "-out", public)
+    key = PrivateKey.parse(private.read_bytes(), "a.key", lambda: "secret")
     payload = Payload(Digest("a" * 64), DockerReference("host.example/ns/m")).encode()
     (tmp_path / "payload").write_bytes(payload)
     made.write_bytes(key.sign(payload))
     line = ("openssl", "dgst", "-sha256", "-verify", public, "-signature", made)
     assert run(*line, tmp_path / "payload").stdout == "Verified OK\n"
-    run("openssl", "dgst", "-sha256", "-sign", private, "-out", made, tmp_path / "payload")
+    line = ("openssl", "dgst", "-sha256", "-sign", private, "-passin", "pass:secret", "-out", made)
+    run(*line, tmp_path / "payload")
     theirs = PublicKey.parse(public.read_bytes(), "a.pub")
     assert theirs.verifies(payload, made.read_bytes())
     assert not theirs.verifies(b"another", made.read_bytes())
-
-
-def test_an_encrypted_key_of_openssl(tmp_path: Path) -> None:
-    line = ("openssl", "genpkey", "-algorithm", "ED25519", "-aes256", "-pass", "pass:secret")
-    run(*line, "-out", tmp_path / "a.key")
-    key = PrivateKey.parse((tmp_path / "a.key").read_bytes(), "a.key", lambda: "secret")
-    assert key.public.verifies(b"x", key.sign(b"x"))
 
 
 # skopeo and cosign, with docker-registry
@@ -95,33 +79,28 @@ def home(tmp_path: Path) -> Iterator[RegistryStore]:
 
 @pytest.fixture
 def name(home: RegistryStore) -> ModelName:
-    """The name of an image in the registry, which is not signed yet."""
+    """The name of an image in the registry, which skopeo copies, and which is not signed yet."""
     name = ModelName.parse(f"{home.address.removeprefix('http://')}/ns/m:v1")
-    transfer(str(name), image(name), home)
-    return name
-
-
-def image(name: ModelName) -> MemoryStore:
-    """Return a home with an image that skopeo copies."""
-    home = MemoryStore()
+    made = MemoryStore()
     config = b'{"architecture":"amd64","os":"linux","rootfs":{"type":"layers","diff_ids":[]}}'
-    commit(home, str(name), config, b"a layer, which skopeo copies as it is")
-    blobs = home.manifests.read(name).layers
+    commit(made, str(name), config, b"a layer, which skopeo copies as it is")
+    blobs = made.manifests.read(name).layers
+    oci = "application/vnd.oci.image"
     document = {
         "schemaVersion": 2,
-        "mediaType": _OCI,
-        "config": {**blobs[0].document, "mediaType": "application/vnd.oci.image.config.v1+json"},
-        "layers": [{**blobs[1].document, "mediaType": "application/vnd.oci.image.layer.v1.tar"}],
+        "mediaType": f"{oci}.manifest.v1+json",
+        "config": {**blobs[0].document, "mediaType": f"{oci}.config.v1+json"},
+        "layers": [{**blobs[1].document, "mediaType": f"{oci}.layer.v1.tar"}],
     }
-    with home.session() as session:
+    with made.session() as session:
         session.publish(name, Manifest.parse(json.dumps(document).encode()))
-    return home
+    transfer(str(name), made, home)
+    return name
 
 
 def accepted(home: RegistryStore, name: ModelName, policy: SignaturePolicy) -> int:
     """Return how many signatures in the registry a policy accepts. Raises: SignatureError."""
     digest = home.manifests.read(name).digest
-    assert home.signatures is not None
     return len(policy.check(name, digest, home.signatures.read(name, digest)))
 
 
@@ -133,7 +112,7 @@ def key_files(folder: Path, key: PrivateKey) -> tuple[Path, Path]:
     return private, public
 
 
-def copies(folder: Path, name: ModelName, policy: Path) -> str:
+def refusal_of_skopeo(folder: Path, name: ModelName, policy: Path) -> str:
     """Copy the image by skopeo, which asks a policy; return why it refuses, "" if it does not."""
     (folder / "registries.d").mkdir(exist_ok=True)
     text = "default-docker:\n  use-sigstore-attachments: true\n"
@@ -146,66 +125,49 @@ def copies(folder: Path, name: ModelName, policy: Path) -> str:
 
 @pytest.mark.parametrize(
     ("tag", "identity", "is_accepted"),
-    [("v1", "matchExact", True), ("v2", None, False), (None, "matchRepository", True)],
+    [("v1", "matchExact", True), ("v2", "matchRepoDigestOrExact", False)],
 )
 def test_skopeo_and_we_decide_alike(
-    home: RegistryStore,
-    name: ModelName,
-    tmp_path: Path,
-    tag: str | None,
-    identity: str | None,
-    is_accepted: bool,
+    home: RegistryStore, name: ModelName, tmp_path: Path, tag: str, identity: str, is_accepted: bool
 ) -> None:
     _, public = key_files(tmp_path, KEY)
-    requirement: dict[str, object] = {"type": "sigstoreSigned", "keyPath": str(public)}
-    if identity is not None:
-        requirement["signedIdentity"] = {"type": identity}
+    requirement = {"type": "sigstoreSigned", "keyPath": str(public)}
     policy = tmp_path / "policy.json"
-    policy.write_text(json.dumps({"default": [requirement]}))
-    assert "no signature exists" in copies(tmp_path, name, policy)
-    sign_model(name, home, PrivateKey.generate())
-    assert "invalid signature" in copies(tmp_path, name, policy)
-    repository = f"{name.host}/{name.namespace}/{name.model}"
-    sign_model(name, home, KEY, identity=DockerReference(repository, tag))
-    refusal = copies(tmp_path, name, policy)
+    rules = [{**requirement, "signedIdentity": {"type": identity}}]
+    policy.write_text(json.dumps({"default": rules}))
+    assert "no signature exists" in refusal_of_skopeo(tmp_path, name, policy)
+    sign_model(name, home, OTHER)
+    assert "invalid signature" in refusal_of_skopeo(tmp_path, name, policy)
+    reference = DockerReference(f"{name.host}/{name.namespace}/{name.model}", tag)
+    sign_model(name, home, KEY, identity=reference)
+    refusal = refusal_of_skopeo(tmp_path, name, policy)
     if is_accepted:
         assert refusal == ""
         assert accepted(home, name, SignaturePolicy.read(policy)) == 1
     else:
         assert "is not accepted" in refusal
-        with pytest.raises(SignatureError, match="was made for"):
+        with pytest.raises(SignatureError):
             accepted(home, name, SignaturePolicy.read(policy))
 
 
-def test_cosign_signs_with_our_key_and_keeps_our_signature(
+def test_cosign_and_we_sign_with_each_others_keys_and_keep_each_others_signatures(
     home: RegistryStore, name: ModelName, tmp_path: Path
 ) -> None:
-    other = PrivateKey.generate()
-    private, _ = key_files(tmp_path, other)
-    sign_model(name, home, KEY)
+    private, public = key_files(tmp_path, KEY)
+    sign_model(name, home, OTHER)
     signed_by_cosign(home, name, private)
-    for key in (KEY, other):
-        assert accepted(home, name, SignaturePolicy.of_key(key.public)) == 1
-    digest = home.manifests.read(name).digest
-    assert home.signatures is not None
-    assert len({one.payload for one in home.signatures.read(name, digest)}) == 1
-
-
-def test_we_sign_with_a_key_of_cosign_and_keep_its_signature(
-    home: RegistryStore, name: ModelName, tmp_path: Path
-) -> None:
     run("cosign", "generate-key-pair", f"--output-key-prefix={tmp_path / 'theirs'}")
     raw = (tmp_path / "theirs.key").read_bytes()
-    key = PrivateKey.parse(raw, "theirs.key", lambda: "secret")
-    assert key.public.pem == (tmp_path / "theirs.pub").read_bytes()
-    signed_by_cosign(home, name, tmp_path / "theirs.key")
-    sign_model(name, home, KEY)
-    _, public = key_files(tmp_path, KEY)
-    for one in (public, tmp_path / "theirs.pub"):
-        verified_by_cosign(name, one)
-    _, other = key_files(tmp_path, PrivateKey.generate())
+    theirs = PrivateKey.parse(raw, "theirs.key", lambda: "secret")
+    assert theirs.public.pem == (tmp_path / "theirs.pub").read_bytes()
+    sign_model(name, home, theirs)
+    for key in (KEY, OTHER, theirs):
+        assert accepted(home, name, SignaturePolicy.of_key(key.public)) == 1
+    for file in (public, tmp_path / "theirs.pub"):
+        verified_by_cosign(name, file)
+    _, unknown = key_files(tmp_path, PrivateKey.generate())
     with pytest.raises(AssertionError, match="no matching signatures"):
-        verified_by_cosign(name, other)
+        verified_by_cosign(name, unknown)
 
 
 def signed_by_cosign(home: RegistryStore, name: ModelName, private: Path) -> None:
@@ -230,13 +192,13 @@ def test_a_model_that_was_pushed_and_is_pulled_by_those_who_trust_cosign(
     commit(store, model, b"one", b"two")
     sign_model(model, store, KEY)
     assert main.run(["push", model, "--store", str(store.root)]) == 0
-    private, public = key_files(tmp_path, PrivateKey.generate())
+    private, public = key_files(tmp_path, OTHER)
     pulled = ["pull", model, "--store", str(tmp_path / "other"), "--key", str(public)]
     assert main.run(pulled) == 1
-    assert "a signature is by another key" in capsys.readouterr().err
+    assert "another key" in capsys.readouterr().err
     assert not (tmp_path / "other" / "manifests").exists()
     signed_by_cosign(home, ModelName.parse(model), private)
     assert main.run(pulled) == 0
-    assert "Pulled 2 signatures" in capsys.readouterr().out
+    assert "2 signatures" in capsys.readouterr().out
     line = ["verify", model, "--key", str(public), "--store", str(tmp_path / "other")]
     assert main.run(line) == 0

@@ -8,6 +8,7 @@ from __future__ import annotations
 import base64
 import json
 import sys
+from functools import partial
 from typing import Any
 
 import pytest
@@ -50,13 +51,9 @@ def public_pem_of(key: Any) -> bytes:
     return made
 
 
-def no_password() -> str:
-    raise AssertionError("the key is not encrypted")
-
-
 @pytest.mark.parametrize("kind", KEYS)
 def test_signatures_verify(kind: str) -> None:
-    private = PrivateKey.parse(pem_of(KEYS[kind]), "a.key", no_password)
+    private = PrivateKey.parse(pem_of(KEYS[kind]), "a.key", lambda: pytest.fail("not encrypted"))
     public = PublicKey.parse(public_pem_of(KEYS[kind]), "a.pub")
     assert public.digest == private.public.digest
     assert public.pem == private.public.pem == public_pem_of(KEYS[kind])
@@ -64,24 +61,18 @@ def test_signatures_verify(kind: str) -> None:
     assert private.sign(b"data") == value  # the same payload gives the same signature
     assert public.verifies(b"data", value)
     assert not public.verifies(b"datb", value)
-    assert not public.verifies(b"", value)
     assert not PrivateKey.generate().public.verifies(b"data", value)
-
-
-@pytest.mark.parametrize("kind", ["p256", "rsa", "ed25519"])
-def test_other_bytes_do_not_verify(kind: str) -> None:
-    private = PrivateKey.parse(pem_of(KEYS[kind]), "a.key", no_password)
-    value = private.sign(b"data")
     wrong = [b"", value[:-1], value[1:], value + b"\0", b"\0" + value, value * 2, bytes(2**16)]
-    wrong += [bytes((*value[:at], value[at] ^ 1, *value[at + 1 :])) for at in range(len(value))]
-    assert [one for one in wrong if private.public.verifies(b"data", one)] == []
+    for at in range(0, len(value), 5):
+        wrong.append(bytes((*value[:at], value[at] ^ 1, *value[at + 1 :])))
+    assert [one for one in wrong if public.verifies(b"data", one)] == []
 
 
 def test_der_is_strict() -> None:
     """The same numbers in other encodings are not a signature: a long length, a leading zero."""
     key = PrivateKey.generate()
-    value = next(value for value in (key.sign(b"%d" % n) for n in range(99)) if value[3] == 32)
-    data = next(b"%d" % n for n in range(99) if key.sign(b"%d" % n) == value)
+    signed = {b"%d" % number: key.sign(b"%d" % number) for number in range(99)}
+    data, value = next((data, value) for data, value in signed.items() if value[3] == 32)
     assert key.public.verifies(data, value)
     long_form = value[:1] + b"\x81" + value[1:]
     padded = bytes((0x30, value[1] + 1, 2, 33, 0)) + value[4:]
@@ -92,20 +83,19 @@ def test_der_is_strict() -> None:
 
 @pytest.mark.parametrize("kind", REFUSED)
 def test_keys_that_are_not_supported(kind: str) -> None:
-    with pytest.raises(UsageError, match=r"a\.pub is .*not supported"):
+    with pytest.raises(UsageError, match="not supported"):
         PublicKey.parse(public_pem_of(REFUSED[kind]), "a.pub")
     with pytest.raises(UsageError, match="not supported"):
-        PrivateKey.parse(pem_of(REFUSED[kind]), "a.key", no_password)
+        PrivateKey.parse(pem_of(REFUSED[kind]), "a.key", str)
 
 
-@pytest.mark.parametrize("kind", ["p256", "ed25519"])
-def test_encrypted_keys(kind: str) -> None:
-    raw = pem_of(KEYS[kind], BestAvailableEncryption(b"secret"))
+def test_an_encrypted_key() -> None:
+    raw = pem_of(KEYS["p256"], BestAvailableEncryption(b"secret"))
     key = PrivateKey.parse(raw, "a.key", lambda: "secret")
-    assert key.public.pem == public_pem_of(KEYS[kind])
+    assert key.public.pem == public_pem_of(KEYS["p256"])
     for wrong in ("", "Secret"):
         with pytest.raises(UsageError, match=r"a\.key"):
-            PrivateKey.parse(raw, "a.key", lambda given=wrong: given)  # type: ignore[misc]
+            PrivateKey.parse(raw, "a.key", partial(str, wrong))
 
 
 OURS = PrivateKey.generate()
@@ -113,35 +103,35 @@ RAW = OURS.encrypted("päss")
 SEALED = json.loads(base64.b64decode(b"".join(RAW.split(b"\n")[1:-2])))
 
 
-def file_of(value: Any, label: str = "ENCRYPTED COSIGN PRIVATE KEY") -> bytes:
-    text = base64.encodebytes(value if isinstance(value, bytes) else json.dumps(value).encode())
-    return f"-----BEGIN {label}-----\n".encode() + text + f"-----END {label}-----\n".encode()
+def cosign_file(value: Any) -> bytes:
+    """Return a private key's file, as older versions of cosign label it."""
+    label = b"ENCRYPTED COSIGN PRIVATE KEY-----\n"
+    text = base64.encodebytes(json.dumps(value).encode())
+    return b"-----BEGIN " + label + text + b"-----END " + label
 
 
 def test_cosigns_file() -> None:
     assert RAW.startswith(b"-----BEGIN ENCRYPTED SIGSTORE PRIVATE KEY-----\n")
     assert RAW.endswith(b"\n-----END ENCRYPTED SIGSTORE PRIVATE KEY-----\n")
-    assert OURS.encrypted("päss") != RAW  # another salt
-    older = file_of(SEALED)
+    older = cosign_file(SEALED)
     assert PrivateKey.parse(older, "c.key", lambda: "päss").public.digest == OURS.public.digest
     with pytest.raises(UsageError, match=r"c\.key: wrong password"):
         PrivateKey.parse(RAW, "c.key", lambda: "pass")
 
 
 @pytest.mark.parametrize(
-    "value",
+    "change",
     [
-        {},
-        {**SEALED, "ciphertext": "AAAA"},
-        {**SEALED, "kdf": {**SEALED["kdf"], "name": "pbkdf2"}},
-        {**SEALED, "kdf": {**SEALED["kdf"], "params": {"N": 2**30, "r": 8, "p": 1}}},
-        {**SEALED, "kdf": {**SEALED["kdf"], "params": {"N": "65536", "r": 8, "p": 1}}},
-        {**SEALED, "cipher": {**SEALED["cipher"], "nonce": "AAAA"}},
+        {"kdf": None},
+        {"ciphertext": "AAAA"},
+        {"kdf": {**SEALED["kdf"], "name": "pbkdf2"}},
+        {"kdf": {**SEALED["kdf"], "params": {"N": 2**30, "r": 8, "p": 1}}},
+        {"cipher": {**SEALED["cipher"], "nonce": "AAAA"}},
     ],
 )
-def test_files_of_cosign_that_are_refused(value: Any) -> None:
+def test_files_of_cosign_that_are_refused(change: dict[str, Any]) -> None:
     with pytest.raises(UsageError, match=r"c\.key"):
-        PrivateKey.parse(file_of(value), "c.key", lambda: "x")
+        PrivateKey.parse(cosign_file(SEALED | change), "c.key", lambda: "x")
 
 
 @pytest.mark.parametrize(
@@ -150,16 +140,19 @@ def test_files_of_cosign_that_are_refused(value: Any) -> None:
         b"",
         b"-----BEGIN PUBLIC KEY-----\nAAAA\n-----END PUBLIC KEY-----\n",
         public_pem_of(KEYS["p256"])[:-30],
-        pem_of(KEYS["p256"]),
         b"-----BEGIN ENCRYPTED PRIVATE KEY-----\nAAAA\n-----END ENCRYPTED PRIVATE KEY-----\n",
     ],
 )
-def test_files_that_are_not_public_keys(raw: bytes) -> None:
+def test_files_that_are_not_keys(raw: bytes) -> None:
     with pytest.raises(UsageError, match=r"a\.pub is not a public key"):
         PublicKey.parse(raw, "a.pub")
-    if raw != pem_of(KEYS["p256"]):
-        with pytest.raises(UsageError, match=r"a\.pub is not a private key"):
-            PrivateKey.parse(raw, "a.pub", lambda: "x")
+    with pytest.raises(UsageError, match=r"a\.pub is not a private key"):
+        PrivateKey.parse(raw, "a.pub", lambda: "x")
+
+
+def test_a_private_key_is_not_a_public_one() -> None:
+    with pytest.raises(UsageError, match=r"a\.pub is not a public key"):
+        PublicKey.parse(pem_of(KEYS["p256"]), "a.pub")
 
 
 def test_without_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
