@@ -1,91 +1,75 @@
 """Work on one bucket by several processes: models that come, go and share blobs; races for a tag.
 
-A program too: ``python -m support.bucket_work ADDRESS OPTIONS WHAT SEED COUNT LEASE_S``. It prints
-what it did as one line of JSON.
+A program too: ``python -m support.bucket_work ADDRESS OPTIONS WHAT SEED COUNT DIES_AT``.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
+import os
+import signal
 import sys
 from collections import Counter
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from random import Random
 
-from blobstore.errors import BusyError, ConflictError, NotFoundError
+from blobstore.errors import BusyError, ConflictError, NotFoundError, UsageError
 from blobstore.formats.documents import Manifest
-from blobstore.io.objects import Bucket, open_bucket
+from blobstore.io.objects import open_bucket
 from blobstore.names import ModelName
 from blobstore.store.bucket.bucket_store import BucketStore
 from blobstore.store.care.prune import prune as prune_once
 from blobstore.store.care.verify import verify
 from blobstore.testing.blobs import data_of, descriptor_of
+from support.buckets import HookedBucket
 
-NAMES = 12
-BLOBS = 40
-"""Blobs that all models share: most are there already, and many are just being removed."""
 TAG = ModelName.parse("raced")
 
 
 @dataclass(slots=True)
 class Done:
-    """What a process did: how often; the moves of a tag that succeeded; what it found wrong."""
+    """What a process did: how often; the moves of a tag that succeeded."""
 
     counts: Counter[str] = field(default_factory=Counter)
     moves: list[tuple[str, str]] = field(default_factory=list)
-    wrong: list[str] = field(default_factory=list)
-
-
-def blob(number: int) -> bytes:
-    """Return one of the shared blobs."""
-    return data_of(50 + number, number)
-
-
-def model_of(numbers: list[int]) -> Manifest:
-    """Return the manifest of a model with these blobs."""
-    return Manifest(layers=tuple(descriptor_of(blob(number), str(number)) for number in numbers))
 
 
 def come_and_go(store: BucketStore, seed: object, count: int) -> Done:
-    """Make, copy and remove models at random; check each that was made."""
+    """Make, copy and remove models of a few names at random."""
     random, done = Random(f"{seed}"), Done()
     for _ in range(count):
-        name = ModelName.parse(f"m{random.randrange(NAMES)}")
-        what = random.choice(("make", "make", "find", "copy", "remove"))
+        name, other = (ModelName.parse(f"m{random.randrange(12)}") for _ in range(2))
+        what = random.choice(("make", "make", "make", "copy", "remove"))
         try:
-            {"make": make, "find": make, "copy": copy, "remove": remove}[what](store, name, random)
+            if what == "make":
+                _make(store, name, random)
+            elif what == "copy":
+                store.copy(str(other), str(name), replace=True)
+            else:
+                store.remove(name)
             done.counts[what] += 1
-        except (ConflictError, BusyError, NotFoundError) as error:
+        except (ConflictError, BusyError, NotFoundError, UsageError) as error:
             done.counts[f"{what}: {type(error).__name__}"] += 1
     return done
 
 
-def make(store: BucketStore, name: ModelName, random: Random) -> None:
-    """Publish a model: its blobs are made, or found as those of an earlier session."""
-    numbers = random.sample(range(BLOBS), 3)
-    manifest = model_of(numbers)
+def _make(store: BucketStore, name: ModelName, random: Random) -> None:
+    """Publish a model of blobs that models share, made now or found as an earlier session's.
+
+    There are 40: most are there already, and many are just being removed.
+    """
+    blobs = [data_of(50 + number, number) for number in random.sample(range(40), 3)]
     with store.session() as session:
-        for number in numbers:
-            key = f"{number:064x}"
-            if session.recall(key, 50 + number, verify=False) is None:
-                session.note(key, session.put(blob(number)))
-        session.publish(store.target(name), manifest)
+        for data in blobs:
+            key = f"{len(data):064x}"
+            if session.recall(key, len(data), verify=False) is None:
+                session.note(key, session.put(data))
+        layers = [descriptor_of(data, f"{len(data)}") for data in blobs]
+        session.publish(store.target(name), Manifest(layers=tuple(layers)))
 
 
-def copy(store: BucketStore, name: ModelName, random: Random) -> None:
-    """Give another model this name."""
-    with store.session() as session:
-        manifest = store.manifests.read(ModelName.parse(f"m{random.randrange(NAMES)}"))
-        session.publish(store.target(name), manifest)
-
-
-def remove(store: BucketStore, name: ModelName, _random: Random) -> None:
-    """Remove a model."""
-    store.remove(name)
-
-
-def prune(store: BucketStore, count: int) -> Done:
+def prune(store: BucketStore, _seed: object = None, count: int = 1) -> Done:
     """Prune again and again, blobs of any age."""
     done = Done()
     for _ in range(count):
@@ -110,9 +94,8 @@ def race(store: BucketStore, seed: object, count: int) -> Done:
             session.put(data)
             try:
                 session.publish(TAG, manifest, expected=(before.raw,))
-            except ConflictError as error:
+            except ConflictError:
                 done.counts["lost"] += 1
-                done.counts["named"] += "it is sha256:" in error.message
             else:
                 done.moves.append((before.digest.hex, manifest.digest.hex))
     return done
@@ -129,31 +112,26 @@ def check_moves(store: BucketStore, first: str, moves: list[tuple[str, str]]) ->
     assert store.manifests.read(TAG).digest.hex == at
 
 
-def check_whole(store: BucketStore) -> int:
-    """Assert that no model lacks a blob and no blob is damaged; return how many models there are.
-
-    Blobs that no model needs are right, too.
-    """
+def check_whole(store: BucketStore) -> None:
+    """Assert that no model lacks a blob and no blob is damaged."""
     found = verify(store)
-    wrong = [*found.damaged, *found.broken, *found.odd]
-    assert not wrong, f"{wrong}"
-    return len(store.manifests.names())
+    assert not [*found.damaged, *found.broken, *found.odd]
 
 
-def store_of(address: str, options: Mapping[str, str], lease_s: float) -> BucketStore:
-    """Return the store at an address, which waits long for clean-ups."""
-    bucket: Bucket = open_bucket(address, options)
-    return BucketStore(bucket, lease_s=lease_s, wait_s=60)
+def main(address: str, options: str, what: str, seed: str, count: str, dies_at: str) -> None:
+    """Do it, and print what each turn did; die before a write, counted from 1, or never."""
+    bucket = HookedBucket(open_bucket(address, json.loads(options)))
+    writes = itertools.count(1)
 
+    def die(_key: str) -> None:
+        if next(writes) == int(dies_at):
+            os.kill(os.getpid(), signal.SIGKILL)
 
-def main(address: str, options: str, what: str, seed: str, count: str, lease_s: str) -> None:
-    """Do it, and print what was done."""
-    store = store_of(address, json.loads(options), float(lease_s))
-    if what == "prune":
-        done = prune(store, int(count))
-    else:
-        done = {"race": race, "models": come_and_go}[what](store, seed, int(count))
-    print(json.dumps({"counts": done.counts, "moves": done.moves}))  # noqa: T201
+    bucket.before = die
+    act = {"race": race, "models": come_and_go, "prune": prune}[what]
+    for turn in range(int(count)):
+        done = act(BucketStore(bucket), f"{seed} {turn}", 1)
+        print(json.dumps({"counts": done.counts, "moves": done.moves}))  # noqa: T201
 
 
 if __name__ == "__main__":

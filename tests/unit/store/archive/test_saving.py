@@ -6,7 +6,7 @@ import fcntl
 import io
 import os
 import tarfile
-import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -31,7 +31,7 @@ from blobstore.store.transfer import transfer
 from blobstore.testing.blobs import M, N, commit, data_of
 
 TWO = b"two"
-BF16 = bytes(3) * 2_000_000 + data_of(1_000_000)
+BF16 = bytes(3) * 1_500_000 + data_of(500_000)
 """More than two frames."""
 
 
@@ -62,19 +62,11 @@ def test_the_files_of_an_archive(tmp_path: Path, store: MemoryStore) -> None:
     assert {one.offset_data % 512 for one in members} == {0}
 
 
-def test_the_same_bytes_for_any_number_of_threads(tmp_path: Path, store: MemoryStore) -> None:
-    for name in ("a.tar", "a.tar.zst"):
-        assert len({saved(tmp_path, store, name, jobs) for jobs in (1, 5)}) == 1
-
-
 def test_what_does_not_get_smaller_is_stored() -> None:
     random, zeros = data_of(200_000), bytes(200_000)
-    stored = b"".join(compressed(memoryview(random)))
-    assert len(stored) == 200_000 + 9 + 2 * 3
-    assert stored[12 : 12 + 2**17] == random[: 2**17]
+    assert random[: 2**17] in b"".join(compressed(memoryview(random)))
     assert len(b"".join(compressed(memoryview(zeros)))) < 100
-    mixed = random[:60_000] + zeros[:80_000] + random[:60_000]
-    for data in (random, zeros, mixed, b"", b"x", random[:70_000]):
+    for data in (random, zeros, random[:60_000] + zeros + random[:60_000], b"", b"x"):
         frame = b"".join(compressed(memoryview(data)))
         assert zstandard.decompress(frame) == data
         assert len(frame) <= len(data) + 30
@@ -85,7 +77,6 @@ def test_what_does_not_get_smaller_is_stored() -> None:
     [
         ("a.tar", None, False),
         ("a.TZST", None, True),
-        ("a", None, False),
         ("b.tar.zst", False, False),
         ("b.tar", True, True),
     ],
@@ -100,21 +91,21 @@ def test_the_name_says_whether_it_is_compressed(
         save_models("n", tmp_path / "a.tar.gz", store=store)
 
 
-def test_a_pipe(tmp_path: Path, store: MemoryStore) -> None:
-    for compress, name in ((False, "a.tar"), (True, "a.tar.zst")):
-        reading, writing = os.pipe()
-        found: list[bytes] = []
+@pytest.mark.parametrize("name", ["a.tar", "a.tar.zst"])
+def test_a_pipe_has_the_bytes_of_a_file_whatever_the_threads(
+    tmp_path: Path, store: MemoryStore, name: str
+) -> None:
+    reading, writing = os.pipe()
 
-        def read(fd: int, found: list[bytes]) -> None:
-            with os.fdopen(fd, "rb") as pipe:
-                found.append(pipe.read())
-
-        thread = threading.Thread(target=read, args=(reading, found))
-        thread.start()
+    def save() -> None:
         with os.fdopen(writing, "wb") as pipe:
-            save_models(["m", "n"], pipe, store=store, compress=compress)
-        thread.join()
-        assert found == [saved(tmp_path, store, name)]
+            save_models(["m", "n"], pipe, store=store, compress=name.endswith("zst"))
+
+    with ThreadPoolExecutor(1) as pool, os.fdopen(reading, "rb") as pipe:
+        saving = pool.submit(save)
+        piped = pipe.read()
+        saving.result()
+    assert {piped} == {saved(tmp_path, store, name, jobs) for jobs in (1, 5)}
 
 
 def test_a_pipe_whose_reader_goes_away(store: MemoryStore) -> None:
@@ -130,23 +121,32 @@ def test_a_pipe_whose_reader_goes_away(store: MemoryStore) -> None:
 def test_a_file_that_exists_is_kept(tmp_path: Path, store: MemoryStore) -> None:
     path = tmp_path / "a.tar"
     path.write_bytes(b"mine")
-    with pytest.raises(UsageError, match="already exists") as caught:
+    with pytest.raises(UsageError) as caught:
         save_models("m", path, store=store)
     assert "replace=True" in str(caught.value.hint)
     assert path.read_bytes() == b"mine"
-    assert list(tmp_path.iterdir()) == [path]
     save_models("m", path, store=store, replace=True)
     assert path.stat().st_size > len(BF16)
+    path.unlink()
+    with pytest.raises(UsageError):  # another process makes it meanwhile
+        save_models("m", path, store=store, progress=lambda *_: path.write_bytes(b"theirs"))
+    assert path.read_bytes() == b"theirs"
     assert list(tmp_path.iterdir()) == [path]
 
 
-@pytest.mark.parametrize("kind", ["folder", "fifo"])
-def test_only_files_are_replaced(tmp_path: Path, store: MemoryStore, kind: str) -> None:
-    path = tmp_path / "a.tar"
-    path.mkdir() if kind == "folder" else os.mkfifo(path)
-    for replace in (False, True):
-        with pytest.raises(StorageError, match="not a regular file"):
-            save_models("m", path, store=store, replace=replace)
+@pytest.mark.parametrize("place", ["a.tar", ".a.tar.saving"])
+def test_only_files_are_replaced(tmp_path: Path, store: MemoryStore, place: str) -> None:
+    """A pipe in place of the file, and a link in place of the temporary one."""
+    other = tmp_path / "other"
+    other.write_bytes(b"mine")
+    if place == "a.tar":
+        os.mkfifo(tmp_path / place)
+    else:
+        (tmp_path / place).symlink_to(other)
+    with pytest.raises(StorageError):
+        save_models("m", tmp_path / "a.tar", store=store, replace=True)
+    assert other.read_bytes() == b"mine"
+    assert set(tmp_path.iterdir()) == {other, tmp_path / place}
 
 
 def test_two_at_once_and_what_a_killed_one_left(tmp_path: Path, store: MemoryStore) -> None:
@@ -161,7 +161,7 @@ def test_two_at_once_and_what_a_killed_one_left(tmp_path: Path, store: MemorySto
     assert path.stat().st_size < 10_000_000
 
 
-def test_models_that_are_named_and_asked_for(tmp_path: Path, store: MemoryStore) -> None:
+def test_models_that_are_named(tmp_path: Path, store: MemoryStore) -> None:
     (done,) = save_models(["m", "M", "m:latest"], tmp_path / "a.tar", store=store)
     assert done.name == M
     for names, folder, error in (
@@ -195,18 +195,3 @@ def test_a_model_that_is_replaced_meanwhile(tmp_path: Path, store: MemoryStore) 
     with pytest.raises(ConflictError):
         save_models(["m", "n"], tmp_path / "a.tar", store=store, progress=progress)
     assert list(tmp_path.iterdir()) == []
-
-
-def test_the_files_of_others_are_kept(tmp_path: Path, store: MemoryStore) -> None:
-    """A link at the temporary file's place, and a file that another process makes meanwhile."""
-    other, path = tmp_path / "other", tmp_path / "a.tar"
-    other.write_bytes(b"mine")
-    (tmp_path / ".a.tar.saving").symlink_to(other)
-    with pytest.raises(StorageError):
-        save_models("m", path, store=store)
-    assert other.read_bytes() == b"mine"
-    (tmp_path / ".a.tar.saving").unlink()
-    with pytest.raises(UsageError, match="already exists"):
-        save_models("m", path, store=store, progress=lambda *_: path.write_bytes(b"theirs"))
-    assert path.read_bytes() == b"theirs"
-    assert set(tmp_path.iterdir()) == {other, path}

