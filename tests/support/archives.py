@@ -38,8 +38,7 @@ def tar_of(files: Iterable[tuple[str, bytes]], form: int = tarfile.GNU_FORMAT) -
             info = tarfile.TarInfo(path)
             info.type = tarfile.DIRTYPE if path.endswith("/") else tarfile.REGTYPE
             info.size = len(data)
-            info.mtime = 1_700_000_000.5 if form == tarfile.PAX_FORMAT else 1_700_000_000
-            info.uname = "someone"
+            info.mtime = 1_700_000_000.5  # PAX keeps the half in an extension
             archive.addfile(info, io.BytesIO(data))
     return out.getvalue()
 

@@ -5,22 +5,21 @@ from __future__ import annotations
 import gzip
 import io
 import itertools
-import mmap
 import os
 import random
 import struct
 import tarfile
 import threading
 import tracemalloc
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
 import pytest
 import zstandard
-from support import PYCODE
 from support.archives import Files, files_of, index_of, tar_of
+from support.checkpoints import normal, write_checkpoint
 
 import blobstore
 from blobstore.errors import (
@@ -45,6 +44,7 @@ from blobstore.store.transfer import transfer
 from blobstore.testing.blobs import M, N, blobs_of, commit, data_of, descriptor_of
 
 ONE, TWO, THREE = data_of(70_000), b"two", data_of(3000)
+SUFFIXES = pytest.mark.parametrize("suffix", [".tar", ".tar.zst"])
 
 
 @pytest.fixture
@@ -53,6 +53,18 @@ def store() -> MemoryStore:
     commit(store, "m", ONE, TWO)
     commit(store, "n", THREE, TWO)
     return store
+
+
+@pytest.fixture
+def files(store: MemoryStore) -> Files:
+    """The files of an archive of both models."""
+    return files_of(store, "m", "n")
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    """A path for an archive."""
+    return tmp_path / "archive"
 
 
 @pytest.fixture
@@ -66,20 +78,16 @@ def little_memory() -> Iterator[None]:
         tracemalloc.stop()
 
 
-@pytest.fixture
-def files(store: MemoryStore) -> Files:
-    return files_of(store, "m", "n")
-
-
-def loaded(path: Path, *names: str, jobs: int = 2) -> MemoryStore:
+def load(archive: Path | io.BufferedReader, *names: str) -> MemoryStore:
     """Return a store with models of an archive; every one if none is named."""
     target = MemoryStore()
-    with open_archive(path) as archive:
-        transfer(names or archive.manifests.in_order(), archive, target, jobs=jobs)
+    with open_archive(archive) as opened:
+        transfer(names or opened.manifests.in_order(), opened, target, jobs=2)
     return target
 
 
 def check(target: MemoryStore) -> None:
+    """Check that both models are there."""
     assert blobs_of(target, "m") == [ONE, TWO]
     assert blobs_of(target, "n") == [THREE, TWO]
 
@@ -96,104 +104,87 @@ def check(target: MemoryStore) -> None:
     ],
 )
 def test_any_order_form_and_compression(
-    tmp_path: Path, files: Files, form: int, pack: Callable[[bytes], bytes], seed: int
+    path: Path, files: Files, form: int, pack: Callable[[bytes], bytes], seed: int
 ) -> None:
+    """Files that are no part of a model are ignored, such as docker's documents."""
     files = [("./", b""), ("blobs/", b""), *((f"./{name}", data) for name, data in files)]
+    files += [("manifest.json", b"[]"), ("x" * 100, b"long"), ("blobs/sha512/" + 16 * "a", b"x")]
     random.Random(seed).shuffle(files)
-    path = tmp_path / "any"
     path.write_bytes(pack(tar_of(files, form)))
-    check(loaded(path))
-    assert blobs_of(loaded(path, "n"), "n") == [THREE, TWO]
+    check(load(path))
+    assert blobs_of(load(path, "n"), "n") == [THREE, TWO]
 
 
-def test_files_that_are_no_part_of_a_model_are_ignored(tmp_path: Path, files: Files) -> None:
-    """As docker's own documents beside the index."""
-    path = tmp_path / "a.tar"
-    others = [("manifest.json", b"[]"), ("repositories", b"{}"), ("x" * 150, b"long")]
-    others += [("blobs/sha512/" + 128 * "a", b"x"), (blob_path(Digest.of(b"unused")), b"unused")]
-    path.write_bytes(tar_of([*others, *files]))
-    check(loaded(path))
-
-
-def test_a_model_without_a_name_gets_one(tmp_path: Path, store: MemoryStore) -> None:
-    files = dict(files_of(store, "m"))
+def test_a_model_without_a_name_gets_one(path: Path, files: Files, store: MemoryStore) -> None:
     raw = store.manifests.text(M)
     media_type = "application/vnd.oci.image.manifest.v1+json"
     entry = {"mediaType": media_type, "digest": str(Digest.of(raw)), "size": len(raw)}
-    path = tmp_path / "a.tar"
-    path.write_bytes(tar_of((files | {"index.json": index_of(entry)}).items()))
+    path.write_bytes(tar_of(changed(files, "index.json", index_of(entry))))
     with open_archive(path) as archive:
         assert archive.manifests.names() == []
         assert archive.unnamed == (Digest.of(raw),)
     with open_archive(path, name="other") as archive:
         assert archive.manifests.names() == [ModelName.parse("other")]
         assert archive.manifests.text(archive.find("other")) == raw
-
-
-def test_a_name_for_one_of_several_models(tmp_path: Path, files: Files) -> None:
-    path = tmp_path / "a.tar"
     path.write_bytes(tar_of(files))
-    with pytest.raises(UsageError):
+    with pytest.raises(UsageError):  # it has two models
         open_archive(path, name="other")
 
 
 # In place
 
 
-@pytest.mark.parametrize("suffix", [".tar", ".tar.zst"])
+@SUFFIXES
 def test_a_model_is_opened_in_place(tmp_path: Path, suffix: str) -> None:
+    """And stays usable when the archive is closed and its file is removed."""
+    tensors = {f"{name}.weight": normal(name, 64, 64) for name in "ab"}
     store, path = MemoryStore(), tmp_path / f"a{suffix}"
-    blobstore.import_model(PYCODE, "tiny", store=store, quant="int4")
+    blobstore.import_model(write_checkpoint(tmp_path / "m", tensors), "tiny", store=store)
     save_models(["tiny"], path, store=store)
     with open_archive(path) as archive:
         model = blobstore.open_model("tiny", store=archive, verify=True)
+    path.unlink()
     expected = blobstore.open_model("tiny", store=store).arrays()
     found = model.arrays()
     assert found.keys() == expected.keys()
     assert all(np.array_equal(found[name], expected[name]) for name in found)
-    large = [blob.data for blob in model._blobs.values() if blob.data.size > 20_000]
-    is_mapped = [isinstance(data.view().obj, mmap.mmap) for data in large]
-    assert is_mapped == [suffix == ".tar"] * 30
-    path.unlink()
-    assert np.array_equal(model.arrays()["lm_head.weight"], expected["lm_head.weight"])
 
 
-def test_a_closed_archive_is_not_mapped(tmp_path: Path, store: MemoryStore) -> None:
-    path = tmp_path / "a.tar"
+@SUFFIXES
+def test_a_blob_ends_where_its_header_says(tmp_path: Path, store: MemoryStore, suffix: str) -> None:
+    """What follows it in the archive is not its bytes."""
+    path = tmp_path / f"a{suffix}"
     save_models(["m"], path, store=store)
     archive = open_archive(path)
     reader = archive.blobs.open(descriptor_of(ONE))
+    with pytest.raises(ShortReadError):
+        reader.read(len(ONE) - 1, 2)
+    with pytest.raises(ShortReadError):
+        reader.readinto(len(ONE) - 1, memoryview(bytearray(2)))
+    assert (reader.place() is not None) is (suffix == ".tar")  # where it can be mapped
     archive.close()
-    with pytest.raises(BlobStoreError):
-        reader.place()
+    if suffix == ".tar":
+        with pytest.raises(UsageError):  # mmap would give zeros
+            reader.place()
 
 
 # Lies
 
 
-def changed(files: Files, name: str, data: bytes) -> Files:
-    return [(path, data if path == name else old) for path, old in files]
+def changed(files: Files, name: str, data: bytes | None) -> Files:
+    """Return the files with another content of one; without it if there is none."""
+    found = [(path, data if path == name else old) for path, old in files]
+    return [(path, data) for path, data in found if data is not None]
 
 
-def refused(
-    tmp_path: Path, raw: bytes, error: type[BlobStoreError], match: str | None = None
-) -> None:
+def refused(path: Path, raw: bytes, error: type[BlobStoreError], match: str) -> None:
     """Check that an archive is refused: from a file, compressed, and from a pipe."""
-    path = tmp_path / "a"
     for packed in (raw, zstandard.compress(raw)):
         path.write_bytes(packed)
         with pytest.raises(error, match=match):
-            loaded(path)
-    target = MemoryStore()
+            load(path)
     with pytest.raises(error, match=match):
-        load_piped(raw, target)
-    assert target.blobs.digests() == set()
-
-
-def load_piped(raw: bytes, target: MemoryStore | None = None) -> None:
-    """Load all models of an archive that comes through a pipe."""
-    with open_archive(piped(raw)) as archive:
-        transfer(archive.manifests.in_order(), archive, target or MemoryStore())
+        load(piped(raw))
 
 
 def piped(raw: bytes) -> io.BufferedReader:
@@ -208,239 +199,169 @@ def piped(raw: bytes) -> io.BufferedReader:
     return os.fdopen(reading, "rb")
 
 
-@pytest.fixture
-def one(store: MemoryStore) -> Files:
-    return files_of(store, "m")
-
-
-def test_contents_that_lie(tmp_path: Path, one: Files, store: MemoryStore) -> None:
-    blob, raw = blob_path(Digest.of(ONE)), store.manifests.text(M)
-    manifest = blob_path(Digest.of(raw))
+def test_contents_that_lie(path: Path, store: MemoryStore) -> None:
+    files, raw = files_of(store, "m"), store.manifests.text(M)
+    blob, manifest = blob_path(Digest.of(ONE)), blob_path(Digest.of(raw))
     nested = {"mediaType": "application/vnd.oci.image.index.v1+json", "size": 2}
     index = index_of(nested | {"digest": str(Digest.of(b"{}"))})
-    for files, error, match in (
-        (changed(one, blob, bytes(len(ONE))), DigestMismatchError, "sha256"),
-        (changed(one, blob, ONE[:-1]), CorruptDataError, "bytes, not"),
-        (changed(one, blob, ONE + b"x"), CorruptDataError, "bytes, not"),
-        (changed(one, manifest, raw.replace(b"layer0", b"layer9")), DigestMismatchError, "sha256"),
-        (without(one, blob), NotFoundError, "sha256"),
-        (without(one, manifest), NotFoundError, "sha256"),
-        (without(one, "oci-layout"), CorruptDataError, "A2"),
-        (without(one, "index.json"), CorruptDataError, "A2"),
-        (changed(one, "index.json", index), DocumentError, "A2"),
-        (changed(one, "index.json", bytes(16 * 2**20 + 1)), LimitExceededError, "index.json"),
+    for name, data, error, match in (
+        (blob, bytes(len(ONE)), DigestMismatchError, "sha256"),
+        (blob, ONE[:-1], CorruptDataError, "bytes"),
+        (blob, ONE + b"x", CorruptDataError, "bytes"),
+        (manifest, raw.replace(b"layer0", b"layer9"), DigestMismatchError, "sha256"),
+        (blob, None, NotFoundError, "sha256"),
+        (manifest, None, NotFoundError, "sha256"),
+        ("oci-layout", None, CorruptDataError, "A2"),
+        ("index.json", index, DocumentError, "A2"),
+        ("index.json", bytes(16 * 2**20 + 1), LimitExceededError, "index.json"),
     ):
-        refused(tmp_path, tar_of(files), error, match)
+        refused(path, tar_of(changed(files, name, data)), error, match)
 
 
-def test_paths_that_are_refused(tmp_path: Path, one: Files) -> None:
-    path, data = one[-1]
+def test_paths_that_are_refused(path: Path, files: Files) -> None:
+    again, data = files[-1]
     for more, match in (
-        ((path, data), "twice"),
-        ((f"./{path}", b""), "twice"),
+        ((again, data), "twice"),
+        ((f"./{again}", b""), "twice"),
         (("/index.json", b"x"), "A1"),
         (("blobs/../../x", b"x"), "A1"),
         (("x/" * 2**20 + "y", b""), "1 MiB"),
     ):
-        refused(tmp_path, tar_of([*one, more]), CorruptDataError, match)
-
-
-def without(files: Files, name: str) -> Files:
-    return [(path, data) for path, data in files if path != name]
+        refused(path, tar_of([*files, more]), CorruptDataError, match)
 
 
 @pytest.mark.parametrize("kind", [tarfile.SYMTYPE, tarfile.FIFOTYPE])
-def test_a_link(tmp_path: Path, one: Files, kind: bytes) -> None:
+def test_a_link(path: Path, files: Files, kind: bytes) -> None:
     info = tarfile.TarInfo("blobs/sha256/" + 64 * "0")
     info.type, info.linkname = kind, "/etc/passwd"
-    refused(tmp_path, info.tobuf() + tar_of(one), CorruptDataError, "A1")
+    refused(path, info.tobuf() + tar_of(files), CorruptDataError, "A1")
 
 
-@pytest.mark.parametrize("data", [b"\0" * 5000 + b"x", bytes(2**20 + 1024)])
-def test_data_after_the_end(tmp_path: Path, one: Files, data: bytes) -> None:
-    refused(tmp_path, tar_of(one) + data, CorruptDataError, "follow its end")
+def test_data_after_the_end(path: Path, files: Files) -> None:
+    for data in (b"\0" * 5000 + b"x", bytes(2**20 + 1024)):
+        refused(path, tar_of(files) + data, CorruptDataError, "end")
 
 
-def test_every_cut_is_noticed(tmp_path: Path, one: Files) -> None:
-    raw = tar_of(one)
+def test_every_cut_is_noticed(path: Path, files: Files) -> None:
+    raw = tar_of(files)
     end = len(raw.rstrip(b"\0")) // BLOCK * BLOCK + BLOCK
-    path = tmp_path / "a.tar"
-    for length in {*range(0, end, 3001), end - 1, end, end + 1, end + BLOCK, end + 2 * BLOCK - 1}:
+    for length in {*range(0, end, 9001), end - 1, end, end + BLOCK, end + 2 * BLOCK - 1}:
         path.write_bytes(raw[:length])
         with pytest.raises(BlobStoreError):
-            loaded(path)
+            load(path)
     path.write_bytes(raw[: end + 2 * BLOCK])
-    assert blobs_of(loaded(path), "m") == [ONE, TWO]
+    check(load(path))
     path.write_bytes(member_header("oci-layout", 2**40) + bytes(10_000))
-    with pytest.raises(CorruptDataError, match="more than are left"):
-        loaded(path)
+    with pytest.raises(CorruptDataError):
+        load(path)
 
 
 # Frames
 
 
-def framed(raw: bytes, *cuts: int) -> tuple[list[bytes], list[tuple[int, int]]]:
-    edges = [0, *cuts, len(raw)]
-    plain = [raw[a:b] for a, b in itertools.pairwise(edges)]
+def framed(raw: bytes, *cuts: int) -> tuple[bytes, list[tuple[int, int]]]:
+    """Return frames of a tar that is cut, and their sizes."""
+    plain = [raw[a:b] for a, b in itertools.pairwise([0, *cuts, len(raw)])]
     frames = [zstandard.compress(part) for part in plain]
-    return frames, [(len(frame), len(part)) for frame, part in zip(frames, plain, strict=True)]
+    sizes = [(len(frame), len(part)) for frame, part in zip(frames, plain, strict=True)]
+    return b"".join(frames), sizes
 
 
-def test_frames_of_another_program(tmp_path: Path, files: Files) -> None:
+def test_frames_of_another_program(path: Path, files: Files) -> None:
     """Cut anywhere, in headers too."""
-    raw, path = tar_of(files), tmp_path / "a.tar.zst"
-    frames, table = framed(raw, 100, 100, 5000, 5120, 60_001)
-    path.write_bytes(b"".join(frames) + encode_table(table))
-    check(loaded(path, jobs=4))
+    frames, table = framed(tar_of(files), 100, 100, 5000, 5120, 60_001)
+    path.write_bytes(frames + encode_table(table))
+    check(load(path))
 
 
-def test_frames_that_lie(tmp_path: Path, files: Files) -> None:
-    raw, path = tar_of(files), tmp_path / "a.tar.zst"
-    frames, table = framed(raw, 5120, 60_000)
-    lies = {
-        "size": [(table[0][0], 5119), (table[1][0], table[1][1] + 1), table[2]],
-        "swapped": [table[1], table[0], table[2]],
-        "empty": [(table[0][0], 0), *table[1:]],
-    }
-    for said in lies.values():
-        path.write_bytes(b"".join(frames) + encode_table(said))
+def test_frames_that_lie(path: Path, files: Files) -> None:
+    """Also where the file would pass as a stream, whose bytes the table does not describe."""
+    frames, (first, second, third) = framed(tar_of(files), 5120, 60_000)
+    for table in (
+        encode_table([(first[0], 5119), (second[0], second[1] + 1), third]),
+        encode_table([second, first, third]),
+        encode_table([(first[0], 0), second, third]),
+        encode_table([(len(frames), 10)]),
+        encode_table([(len(frames), 2**27)]),
+        struct.pack("<IBI", 10_000, 0, 0x8F92EAB1),
+    ):
+        path.write_bytes(frames + table)
         with pytest.raises(CorruptDataError):
-            loaded(path)
-    damaged = bytearray(b"".join(frames) + encode_table(table))
-    for at in range(0, sum(map(len, frames)), 4001):
+            load(path)
+    damaged = bytearray(frames + encode_table([first, second, third]))
+    for at in range(0, len(frames), 8001):
         damaged[at] ^= 0x10
         path.write_bytes(damaged)
         with suppress(BlobStoreError):  # else it is in bytes that do not count, such as padding
-            check(loaded(path))
+            check(load(path))
         damaged[at] ^= 0x10
 
 
 @pytest.mark.usefixtures("little_memory")
 @pytest.mark.parametrize(
-    "frame",
-    [
-        b"\xe0" + (2**40).to_bytes(8, "little"),
-        b"\xa0" + (10**8).to_bytes(4, "little"),
-    ],
+    "header", [b"\xe0" + (2**40).to_bytes(8, "little"), b"\xa0" + (10**8).to_bytes(4, "little")]
 )
-def test_a_frame_that_says_it_is_large(tmp_path: Path, frame: bytes) -> None:
+def test_a_frame_that_says_it_is_large(path: Path, header: bytes) -> None:
     """The bytes that its header says are not allocated."""
-    frame = bytes.fromhex("28b52ffd") + frame + b"\x01\x00\x00"
-    path = tmp_path / "a.tar.zst"
-    path.write_bytes(frame + encode_table([(len(frame), 10_000)]))
-    with pytest.raises(CorruptDataError, match=r"not 10,000|too much memory"):
-        loaded(path)
-    path.write_bytes(frame)
-    with pytest.raises(CorruptDataError):
-        loaded(path)
-
-
-def test_paths_are_limited_in_all(
-    tmp_path: Path, files: Files, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A million paths of 4 KiB would take gigabytes, and little of a compressed file."""
-    path = tmp_path / "a.tar"
-    path.write_bytes(tar_of([*files, *((f"{number}/{'x' * 200}", b"") for number in range(20))]))
-    monkeypatch.setattr("blobstore.store.archive.archive.MAX_PATHS", 5000)
-    open_archive(path).close()
-    monkeypatch.setattr("blobstore.store.archive.archive.MAX_PATHS", 4000)
-    with pytest.raises(LimitExceededError, match="4,000 bytes of paths"):
-        open_archive(path)
+    frame = bytes.fromhex("28b52ffd") + header + b"\x01\x00\x00"
+    for data in (frame + encode_table([(len(frame), 10_000)]), frame):
+        path.write_bytes(data)
+        with pytest.raises(CorruptDataError):
+            load(path)
 
 
 @pytest.mark.usefixtures("little_memory")
-def test_bombs_take_no_memory(tmp_path: Path, one: Files) -> None:
-    """Many zeros in a file that no model names."""
-    path = tmp_path / "a.tar.gz"
-    with gzip.open(path, "wb", 1) as out:
-        out.write(member_header("blobs/sha256/" + 64 * "0", 2**25))
-        for _ in range(2**5):
-            out.write(bytes(2**20))
-        out.write(tar_of(one))
-    assert blobs_of(loaded(path), "m") == [ONE, TWO]
-
-
-# Work without an end
-
-
-def endless(path: Path, parts: Iterable[bytes]) -> Path:
-    """Write a stream of one frame, whose parts are made one after the other."""
-    compressor = zstandard.ZstdCompressor().compressobj()
-    with path.open("wb") as file:
-        for part in parts:
-            file.write(compressor.compress(part))
-        file.write(compressor.flush())
-    return path
-
-
-def test_extensions_without_an_end(tmp_path: Path) -> None:
-    extension = member_header("x", 8**11)[:-BLOCK]  # PAX records, and not the file
-    size = 1954 * BLOCK
-    records = b"%d a=" % size + bytes(size - 11) + b"\n"
-    header = bytearray(extension[:BLOCK])
-    header[124:136] = b"%011o\0" % len(records)
-    header[148:156] = b" " * 8
-    header[148:156] = b"%06o\0 " % sum(header)
-    path = endless(tmp_path / "b.tar.zst", itertools.repeat(bytes(header) + records, 30))
-    with pytest.raises(LimitExceededError, match="PAX records"):
-        open_archive(path)
-
-
-def test_a_stream_that_gives_much_more_than_it_has(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As many bytes as archives may have uncompressed, and then 200 times what came."""
-    monkeypatch.setattr("blobstore.store.archive.archive._MAX_PLAIN", 2**20)
-    parts = itertools.chain([member_header("x", 2**26)], itertools.repeat(bytes(2**20), 64))
-    path = endless(tmp_path / "a.tar.zst", parts)
-    with pytest.raises(LimitExceededError, match="were decompressed from"):
-        open_archive(path)
-
-
-@pytest.mark.parametrize("suffix", [".tar", ".tar.zst"])
-def test_a_blob_ends_where_its_header_says(tmp_path: Path, store: MemoryStore, suffix: str) -> None:
-    """What follows it in the archive is not its bytes."""
-    path = tmp_path / f"a{suffix}"
-    save_models(["m"], path, store=store)
-    with open_archive(path) as archive, archive.blobs.open(descriptor_of(ONE)) as reader:
-        with pytest.raises(ShortReadError):
-            reader.read(len(ONE) - 1, 2)
-        with pytest.raises(ShortReadError):
-            reader.readinto(len(ONE) - 1, memoryview(bytearray(2)))
-
-
-def test_a_seek_table_that_lies_is_an_error(tmp_path: Path, files: Files) -> None:
-    """It would pass as a stream otherwise, whose bytes the table does not describe."""
-    frame = zstandard.compress(tar_of(files))
-    lies = {
-        "a frame of too few bytes": encode_table([(len(frame), 10)]),
-        "a frame of too many": encode_table([(len(frame), 2**27)]),
-        "more frames than the file": struct.pack("<IBI", 10_000, 0, 0x8F92EAB1),
-    }
-    for name, table in lies.items():
-        path = tmp_path / name
-        path.write_bytes(frame + table)
-        with pytest.raises(CorruptDataError, match="A3"):
-            loaded(path)
-
-
-@pytest.mark.usefixtures("little_memory")
-def test_a_long_seek_table_is_not_read(tmp_path: Path, files: Files) -> None:
+def test_a_long_seek_table_is_not_read(path: Path, files: Files) -> None:
     """One of 64 MiB would take as much memory; such a file is read as a stream."""
     count = 2**23
-    path = tmp_path / "a.tar.zst"
     with path.open("wb") as file:
         file.write(zstandard.compress(tar_of(files)))
         file.write(struct.pack("<II", 0x184D2A5E, 8 * count + 9))
         file.seek(8 * count, os.SEEK_CUR)  # a hole
         file.write(struct.pack("<IBI", count, 0, 0x8F92EAB1))
-    check(loaded(path))
+    check(load(path))
+
+
+# Work without an end
+
+
+def test_paths_are_limited_in_all(
+    path: Path, files: Files, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A million paths of 4 KiB would take gigabytes, and little of a compressed file."""
+    path.write_bytes(tar_of([*files, *((f"{number}/{'x' * 200}", b"") for number in range(20))]))
+    monkeypatch.setattr("blobstore.store.archive.archive.MAX_PATHS", 5000)
+    open_archive(path).close()
+    monkeypatch.setattr("blobstore.store.archive.archive.MAX_PATHS", 4000)
+    with pytest.raises(LimitExceededError, match="4,000"):
+        open_archive(path)
+
+
+@pytest.mark.usefixtures("little_memory")
+def test_bombs_take_no_memory(path: Path, files: Files) -> None:
+    """Many zeros in a file that no model names."""
+    with gzip.open(path, "wb", 1) as out:
+        out.write(member_header("blobs/sha256/" + 64 * "0", 2**25))
+        for _ in range(2**5):
+            out.write(bytes(2**20))
+        out.write(tar_of(files))
+    check(load(path))
+
+
+def test_extensions_without_an_end(path: Path) -> None:
+    records = b"%d a=" % 10**6 + bytes(10**6 - 11) + b"\n"
+    info = tarfile.TarInfo("x")
+    info.type, info.size = tarfile.XHDTYPE, len(records)
+    extension = info.tobuf() + records + bytes(-len(records) % BLOCK)
+    path.write_bytes(zstandard.compress(extension * 30))
+    with pytest.raises(LimitExceededError):
+        open_archive(path)
 
 
 # Pipes
 
 
-@pytest.mark.parametrize("suffix", [".tar", ".tar.zst"])
+@SUFFIXES
 @pytest.mark.parametrize("names", [["m", "n"], ["n"]])
 def test_a_pipe(tmp_path: Path, store: MemoryStore, suffix: str, names: list[str]) -> None:
     path, target = tmp_path / f"a{suffix}", MemoryStore()
@@ -455,10 +376,10 @@ def test_a_pipe(tmp_path: Path, store: MemoryStore, suffix: str, names: list[str
     assert not any(one.blobs.get(How.COPIED) for one in done)
 
 
-def test_a_pipe_that_is_cut_is_named(one: Files) -> None:
+def test_a_pipe_that_is_cut_is_named(files: Files) -> None:
     for length in (BLOCK + 1, 2 * BLOCK - 1, 2 * BLOCK + 1):
-        with pytest.raises(CorruptDataError, match=r"^the pipe .*: it ends early \(rule A1\)"):
-            load_piped(tar_of(one)[:length], MemoryStore())
+        with pytest.raises(CorruptDataError, match=r"pipe .* \(rule A1\)"):
+            load(piped(tar_of(files)[:length]))
 
 
 def test_a_pipe_that_is_not_an_archive_is_refused_early() -> None:
