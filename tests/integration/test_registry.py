@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 from collections.abc import Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -40,8 +41,6 @@ from blobstore.store.registry.store import RegistryAccess, pull, push
 
 pytestmark = pytest.mark.lab
 SIZES = (100, 3000, 3001, 20_000, 1_500_000, 2_500_000)
-HEADS = 4000
-"""Bytes of a request's and a reply's heads, at most."""
 
 
 @pytest.fixture(scope="module")
@@ -63,23 +62,17 @@ def at(server: Registry, repository: str, tag: str = "int4") -> str:
 
 def test_a_second_push_and_pull_move_no_blobs(plain: Registry, store: Store, other: Store) -> None:
     manifest = commit_tensors(store, "m", SIZES)
-    asks = 4 * len(manifest.descriptors) + 10
-    with relay(plain.port) as between:
-        target = f"{between.host}/library/twice:int4"
-        push("m", store, to=target)
-        pull(target, other, name="m")
-        assert between.up > manifest.size < between.down
-        assert plain.tags()["library/twice:int4"] == manifest.raw
-        assert same(store.root, other.root, "m")
-        between.reset()
-        again = push("m", store, to=target)
-        assert again.blobs == {How.THERE: len(manifest.descriptors)}
-        elsewhere = push("m", store, to=f"{between.host}/library/mounted:int4")
-        assert elsewhere.blobs == {How.THERE: len(manifest.descriptors)}
-        assert between.up < 2 * (len(manifest.raw) + asks * HEADS) < 400_000
-        between.reset()
-        pull(target, other, name="m")
-        assert between.down < len(manifest.raw) + asks * HEADS
+    target, count = at(plain, "twice"), len(manifest.descriptors)
+    assert push("m", store, to=target).blobs == {How.COPIED: count}
+    assert pull(target, other, name="m").blobs == {How.COPIED: count}
+    assert plain.tags()["library/twice:int4"] == manifest.raw
+    assert same(store, other, "m")
+    for done in (
+        push("m", store, to=target),
+        push("m", store, to=at(plain, "mounted")),
+        pull(target, other, name="m"),
+    ):
+        assert done.blobs == {How.THERE: count}
     assert plain.incomplete() == []
 
 
@@ -89,9 +82,7 @@ def test_by_digest(plain: Registry, store: Store, other: Store) -> None:
     commit_tensors(store, "m", (100, 300))
     push("m", store, to=at(plain, "pinned"))
     pull(f"{at(plain, 'pinned')}@{first.digest}", other, name="old")
-    pull(at(plain, "pinned"), other, name="new")
-    assert other.manifests.text(other.find("old")) == first.raw
-    assert same(store.root, other.root, "m", "new")
+    assert other.manifest("old").raw == first.raw
     with pytest.raises(NotFoundError):
         pull(f"{at(plain, 'pinned')}@sha256:{'0' * 64}", other, name="none")
 
@@ -110,20 +101,21 @@ class Known:
 def test_other_registries(kind: str, store: Store, other: Store, tmp_path: Path) -> None:
     commit_tensors(store, "m", SIZES)
     access = RegistryAccess(ca_file=str(CERTIFICATE)) if kind == "tls" else RegistryAccess()
-    options: dict[str, Any] = {"htpasswd": kind == "htpasswd", "tls": kind == "tls"}
-    with moto(tmp_path / "s3") as url:
-        bucket = Bucket(url, redirects="redirects" in kind) if "s3" in kind else None
-        options |= {"relative": kind == "relative", "bucket": bucket}
-        with registry(tmp_path / "registry", **options) as server:
-            reference = f"{server.url}/library/m:int4"
-            if kind == "htpasswd":
-                with pytest.raises(BlobStoreError, match="login"):
-                    push("m", store, to=reference)
-                access = RegistryAccess(credentials=Known(server.host))  # type: ignore[arg-type]
-            push("m", store, to=reference, access=access)
-            pull(reference, other, name="m", access=access)
-            assert PASSWORD not in server.log
-    assert same(store.root, other.root, "m")
+    with ExitStack() as running:
+        options: dict[str, Any] = {kind: True}
+        if "s3" in kind:
+            url = running.enter_context(moto(tmp_path / "s3"))
+            options = {"bucket": Bucket(url, redirects="redirects" in kind)}
+        server = running.enter_context(registry(tmp_path / "registry", **options))
+        reference = f"{server.url}/library/m:int4"
+        if kind == "htpasswd":
+            with pytest.raises(BlobStoreError, match="login"):
+                push("m", store, to=reference)
+            access = RegistryAccess(credentials=Known(server.host))  # type: ignore[arg-type]
+        push("m", store, to=reference, access=access)
+        pull(reference, other, name="m", access=access)
+        assert PASSWORD not in server.log
+    assert same(store, other, "m")
 
 
 def test_skopeo_reads_what_we_pushed_and_we_what_it_pushed(
@@ -147,7 +139,7 @@ def test_skopeo_reads_what_we_pushed_and_we_what_it_pushed(
     assert (folder / "manifest.json").read_bytes() == oci.raw
     skopeo(*words, f"dir:{folder}", f"docker://{at(plain, 'skopeo')}")
     pull(at(plain, "skopeo"), other, name="oci")
-    assert same(store.root, other.root, "oci")
+    assert same(store, other, "oci")
 
 
 def test_what_curl_uploaded_is_pulled(plain: Registry, other: Store) -> None:
@@ -174,9 +166,8 @@ def curl(*arguments: str, data: bytes | None = None) -> str:
 
 
 def test_a_blob_that_rotted_in_the_registry(plain: Registry, store: Store, other: Store) -> None:
-    manifest = commit_tensors(store, "m", (100, 4000), seed="rot")
+    digits = commit_tensors(store, "m", (100, 4000), seed="rot").layers[1].digest.hex
     push("m", store, to=at(plain, "rot"))
-    digits = manifest.layers[1].digest.hex
     path = plain.folder / f"root/docker/registry/v2/blobs/sha256/{digits[:2]}/{digits}/data"
     path.write_bytes(path.read_bytes()[:-1] + b"x")
     with pytest.raises(DigestMismatchError, match=digits):
@@ -193,37 +184,32 @@ def test_a_full_disk(plain: Registry, store: Store, tmp_path: Path) -> None:
     disk.mkdir()
     with mount("tmpfs", disk, f"size={sum(SIZES) // 2}"):
         target = open_store(disk / "store")
-        with pytest.raises(StorageError, match="no space left"):
+        with pytest.raises(StorageError, match="space"):
             pull(at(plain, "large"), target, name="large")
         assert target.manifests.names() == []
         assert verify(target).is_sound
         subprocess.run(["mount", "-o", f"remount,size={3 * sum(SIZES)}", disk], check=True)
         pull(at(plain, "large"), target, name="large")
-        assert same(store.root, target.root, "large")
+        assert same(store, target, "large")
 
 
 def test_connections_that_break(plain: Registry, store: Store, other: Store) -> None:
     """Once on the way there: docker-registry forgets an upload that broke off."""
-    manifest = commit_tensors(store, "m", SIZES)
-    with relay(plain.port, most=2**15) as between:
+    commit_tensors(store, "m", SIZES)
+    with relay(plain.port) as between:
         target = f"{between.host}/library/breaks:int4"
         between.after(1_000_000, between.cut)
         push("m", store, to=target)
         assert plain.incomplete() == []
+        cuts = 0
 
-        def again() -> None:
+        def cut() -> None:
+            nonlocal cuts
+            cuts += 1
             between.cut()
-            between.after(1_000_000, again)
+            between.after(1_000_000, cut)
 
-        between.reset()
-        again()
+        cut()
         pull(target, other, name="m")
-        assert between.down < manifest.size + 100_000
-    assert same(store.root, other.root, "m")
-
-
-def test_names_that_a_registry_does_not_have(plain: Registry, store: Store) -> None:
-    commit_tensors(store, "m", (100,))
-    for name in ("library/Upper", "_a/_b"):
-        with pytest.raises(BlobStoreError, match=name.rpartition("/")[2]):
-            push("m", store, to=f"{plain.host}/{name}:int4")
+        assert cuts > 2
+    assert same(store, other, "m")

@@ -21,20 +21,13 @@ from pathlib import Path
 from typing import Any
 
 from blobstore import open_store, transfer
-from blobstore.formats.documents import (
-    CONFIG_MEDIA_TYPE,
-    MANIFEST_MEDIA_TYPE as MANIFEST,
-    TENSOR_MEDIA_TYPE,
-)
 from blobstore.io.budget import RetryPolicy
 from blobstore.io.http.client import HttpClient
-from blobstore.names import ModelName
 from blobstore.store.local.store import Store
 from blobstore.store.registry.logins import Login, Secret
 from blobstore.store.registry.store import RegistryStore
 from support import FIXTURES
 from support.servers import (
-    WAIT,
     Answer,
     Asked,
     Script,
@@ -45,10 +38,9 @@ from support.servers import (
     reply,
     server as run_server,
 )
-from support.shared_models import tensor_blob
+from support.shared_models import commit_tensors, manifest_of, tensor_blob
 from support.small_registry import SmallRegistry, digest_of, unsized
 
-TLS = FIXTURES / "tls"
 REPOSITORY, TAG, NAME = "library/tiny", "int4", "tiny:int4"
 RETRIES = RetryPolicy(
     connect_s=100, silence_s=100, deadline_s=250, backoff_s=0.002, longest_wait_s=5
@@ -59,7 +51,7 @@ _KERNEL = 192 * 2**10
 """What the kernel may hold on both sides of a connection."""
 _SECRET, _TOKEN = "swordfish", "token-of-the-registry"  # of no account
 _SECRETS = (_SECRET, _TOKEN, "YWxpY2U6")  # the last: base64 of "alice:"
-_SIZES = (100, 20_000, 20_001, 300_000)
+_SIZES = (100, 20_000, 300_000)
 _ZEROS = bytes(64 * 2**10)
 _WRONG_DIGEST = f"Docker-Content-Digest: {digest_of(b'another')}"
 _METADATA = "http://169.254.169.254/latest/meta-data/"
@@ -78,16 +70,17 @@ class Scene:
     """The config, and layers of which the last is the largest."""
     raw: bytes
     registry: SmallRegistry = field(default_factory=SmallRegistry)
-    policy: RetryPolicy = RETRIES
     is_public: Callable[[str], bool] = lambda _: False
-    declared: dict[str, int] = field(default_factory=dict)
-    """Bytes of bodies by digest, where a manifest lies."""
     manifest_limit: int = 0
     """Bytes that a manifest without a length may take."""
     changed: int = 0
     """Replies that were not the registry's own."""
     run: Callable[[], object] = lambda: None
-    played: tuple[Script, Script] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.seen = self.here.play(self.registry)
+        self.seen_there = self.answer_there(reply(404))
+        self.declared = {digest_of(data): len(data) for data in self.blobs}
 
     @property
     def host(self) -> str:
@@ -103,6 +96,11 @@ class Scene:
     def big(self) -> bytes:
         """The largest blob."""
         return self.blobs[-1]
+
+    def answer_there(self, answer: list[bytes] | Answer) -> Script:
+        """Let the other origin give this answer to all requests."""
+        self.seen_there = self.there.play(answer if callable(answer) else lambda _: answer)
+        return self.seen_there
 
     def change(
         self, when: Callable[[Asked], bool], answer: list[bytes] | Answer, most: int = 10**9
@@ -127,39 +125,37 @@ class Scene:
             lambda asked: asked.method == "GET" and asked.target.endswith(end), answer, most
         )
 
-    def break_off(self, answer: list[bytes] | Answer, *lines: str) -> None:
+    def break_off(self, answer: list[bytes], *lines: str) -> None:
         """End the first reply for the largest blob in its middle; ``answer`` the next ones."""
         self.change_big(answer)
-        self.change_big([self.half(*lines)], most=1)
-
-    def half(self, *lines: str) -> bytes:
-        """Return a reply that ends in the middle of the largest blob."""
-        length = f"Content-Length: {len(self.big)}"
-        return head(200, length, *lines) + self.big[: len(self.big) // 2]
+        top = head(200, f"Content-Length: {len(self.big)}", *lines)
+        self.change_big([top + self.big[: len(self.big) // 2]], most=1)
 
     def redirect(self, location: str, there: list[bytes] | None = None) -> None:
         """Redirect requests for the largest blob; the other origin answers ``there``."""
         if there is not None:
-            self.there.play(lambda _: there)
+            self.answer_there(there)
         self.change_big(redirect(location, 307))
 
     def ask_for_token(
         self,
-        realm: str,
+        realm: str = "",
         scope: str = "repository:library/tiny:pull",
-        body: bytes = json.dumps({"token": _TOKEN}).encode(),
+        answer: list[bytes] | Answer | None = None,
     ) -> None:
-        """Answer 401 to what comes without a token, and ``body`` at /token."""
+        """Answer 401 to what comes without a token; give one at /token here, or ``answer``."""
+        realm = realm or self.here.at("token")
+        token = reply(200, body=json.dumps({"token": _TOKEN}).encode())
         challenge = f'Bearer realm="{realm}",service="registry",scope="{scope}"'
         self.change(
             lambda asked: asked.fields.get("authorization") != f"Bearer {_TOKEN}",
             reply(401, f"WWW-Authenticate: {challenge}"),
         )
-        self.change(lambda asked: asked.target.startswith("/token"), reply(200, body=body))
+        self.change(lambda asked: asked.target.startswith("/token"), answer or token)
 
     def lie(self, **layer: Any) -> None:
         """Change the last layer in the manifest."""
-        document = self.document
+        document = json.loads(self.raw)
         document["layers"][-1] |= layer
         self.declared[digest_of(self.big)] = document["layers"][-1]["size"]
         self.put(document)
@@ -169,17 +165,11 @@ class Scene:
         self.raw = json.dumps(document).encode()
         self.registry.put(REPOSITORY, TAG, self.raw, ())
 
-    @property
-    def document(self) -> dict[str, Any]:
-        """The manifest, as a dictionary of its own."""
-        made: dict[str, Any] = json.loads(self.raw)
-        return made
-
     def home(self) -> RegistryStore:
         """Return the registry as the client sees it, with the login of a user."""
         client = HttpClient(
             connections=4,
-            retry_policy=self.policy,
+            retry_policy=RETRIES,
             ca_file=None if self.certificate is None else str(self.certificate),
             is_public=self.is_public,
         )
@@ -198,16 +188,11 @@ class Scene:
         """List the registry's models."""
         return self.home().manifests.names()
 
-    def play(self) -> None:
-        """Start both servers on what the case said."""
-        self.played = (self.here.play(self.registry), self.there.play(self.there.answer))
-
     def excess(self) -> dict[str, int]:
         """Return the bytes that requests took beyond what was declared, where they are too many."""
-        here, _ = self.played
         found = {}
-        for asked in here.asked:
-            beyond = here.sent_to[asked.number] - self._declared(asked)
+        for asked in self.seen.asked:
+            beyond = self.seen.sent_to[asked.number] - self._declared(asked)
             if beyond > SLACK + _KERNEL:
                 found[f"{asked.method} {asked.target}"] = beyond
         return found
@@ -222,7 +207,7 @@ class Scene:
         """Return the targets of the other origin's requests that carry anything secret."""
         return [
             asked.target
-            for asked in self.played[1].asked
+            for asked in self.seen_there.asked
             if "authorization" in asked.fields
             or any(one in f"{asked.target} {asked.fields} {asked.body!r}" for one in _SECRETS)
         ]
@@ -234,43 +219,23 @@ def scene(folder: Path, *, is_push: bool, certificate: str | None = None) -> Ite
 
     ``certificate``: of the registry, which has TLS then; the client trusts it as an authority.
     """
-    path = None if certificate is None else TLS / f"{certificate}.pem"
-    context = None
-    if path is not None:
+    path = context = None
+    if certificate is not None:
+        path = FIXTURES / "tls" / f"{certificate}.pem"
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        context.load_cert_chain(path, TLS / "key.pem")
+        context.load_cert_chain(path, FIXTURES / "tls" / "key.pem")
     blobs = [b"{}", *(tensor_blob(f"layer{at}", size) for at, size in enumerate(_SIZES))]
-    raw = json.dumps(_document(blobs)).encode()
+    raw = manifest_of(b"{}", blobs[1:])
     with ExitStack() as stack:
         here = stack.enter_context(run_server("127.0.0.1", context, counting=True))
         there = stack.enter_context(run_server("127.0.0.2", counting=True))
         made = Scene(here, there, open_store(folder / "store"), path, blobs, raw)
-        made.declared = {digest_of(data): len(data) for data in blobs}
         if is_push:
-            _keep(made.store, raw, blobs)
+            commit_tensors(made.store, NAME, _SIZES)
         else:
             made.registry.put(REPOSITORY, TAG, raw, blobs)
         made.run = made.push if is_push else made.pull
         yield made
-
-
-def _keep(store: Store, raw: bytes, blobs: list[bytes]) -> None:
-    """Write a model into a store by hand."""
-    files = {store.root / "blobs" / digest_of(one).replace(":", "-"): one for one in blobs}
-    files[store.root.joinpath("manifests", *ModelName.parse(NAME).path_parts)] = raw
-    for path, data in files.items():
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(data)
-
-
-def _document(blobs: list[bytes]) -> dict[str, Any]:
-    config, *layers = [{"digest": digest_of(data), "size": len(data)} for data in blobs]
-    named = [
-        {"mediaType": TENSOR_MEDIA_TYPE, **layer, "name": f"layer{number}"}
-        for number, layer in enumerate(layers)
-    ]
-    config = {"mediaType": CONFIG_MEDIA_TYPE, **config}
-    return {"schemaVersion": 2, "mediaType": MANIFEST, "config": config, "layers": named}
 
 
 # Pulls
@@ -286,9 +251,14 @@ def is_catalog(asked: Asked) -> bool:
     return asked.target.startswith("/v2/_catalog")
 
 
-def _chunked(data: bytes, *, end: bytes = b"") -> list[bytes]:
-    """Return a chunked reply, which lacks its last chunk without ``end``."""
-    return [head(200, "Transfer-Encoding: chunked") + b"%x\r\n%b\r\n%b" % (len(data), data, end)]
+def always(_asked: Asked) -> bool:
+    """Return True for any request."""
+    return True
+
+
+def _chunked(data: bytes) -> list[bytes]:
+    """Return a chunked reply, which lacks its last chunk."""
+    return [head(200, "Transfer-Encoding: chunked") + b"%x\r\n%b\r\n" % (len(data), data)]
 
 
 def _manifest_5mib(scene: Scene) -> None:
@@ -298,8 +268,8 @@ def _manifest_5mib(scene: Scene) -> None:
 
 
 def _manifest_index(scene: Scene) -> None:
-    entry = {"mediaType": scene.document["mediaType"], "size": 1, "digest": digest_of(b"x")}
     index = "application/vnd.oci.image.index.v1+json"
+    entry = {"mediaType": index, "size": 1, "digest": digest_of(b"x")}
     scene.put({"schemaVersion": 2, "mediaType": index, "manifests": [entry]})
 
 
@@ -324,16 +294,10 @@ def _blob_416_complete(scene: Scene) -> None:
     scene.change_big(lambda asked: part(asked, scene.big) if "range" in asked.fields else whole)
 
 
-def _blob_stall(scene: Scene) -> None:
-    """With attempts for a machine that stops now and then."""
-    scene.policy = replace(RETRIES, silence_s=0.3)
-    scene.change_big(lambda _: chain([scene.half()], repeat(WAIT, 3000)))
-
-
 def _redirect_cdn_401(scene: Scene) -> None:
     realm = f'WWW-Authenticate: Bearer realm="{scene.there.at("token")}",service="cdn"'
     token, refused = reply(200, body=b'{"token":"x"}'), reply(401, realm)
-    scene.there.play(lambda asked: token if asked.target.startswith("/token") else refused)
+    scene.answer_there(lambda asked: token if asked.target.startswith("/token") else refused)
     scene.redirect(scene.there.at("blob"))
 
 
@@ -341,14 +305,9 @@ def _redirect_there(scene: Scene) -> None:
     scene.redirect(scene.there.at("blob"), reply(200, body=scene.big))
 
 
-def _redirect_loopback(scene: Scene) -> None:
+def _redirect_from_public(scene: Scene, location: str) -> None:
     scene.is_public = lambda address: address == scene.here.host
-    _redirect_there(scene)
-
-
-def _redirect_metadata(scene: Scene) -> None:
-    scene.is_public = lambda address: address == scene.here.host
-    scene.redirect(_METADATA)
+    scene.redirect(location, reply(200, body=scene.big))
 
 
 def _redirect_loop(scene: Scene) -> None:
@@ -357,26 +316,17 @@ def _redirect_loop(scene: Scene) -> None:
 
 
 def _auth_realm_other_host(scene: Scene) -> None:
-    scene.there.play(lambda _: reply(200, body=b'{"token":"x"}'))
+    scene.answer_there(reply(200, body=b'{"token":"x"}'))
     scene.ask_for_token(scene.there.at("token"))
 
 
-def _auth_token_100mb(scene: Scene) -> None:
-    scene.ask_for_token(scene.here.at("token"))
-    scene.change(
-        lambda asked: asked.target.startswith("/token"),
-        lambda _: chain([unsized(200), b'{"token":"'], repeat(b"t" * len(_ZEROS), 1600)),
-    )
-
-
-def _auth_401_loop(scene: Scene) -> None:
-    """The token that is given is never taken."""
-    scene.ask_for_token(scene.here.at("token"), body=b'{"token":"x"}')
+def _endless_token(_asked: Asked) -> Iterable[bytes]:
+    return chain([unsized(200), b'{"token":"'], repeat(b"t" * len(_ZEROS), 1600))
 
 
 def _rate_429_date(scene: Scene) -> None:
-    soon = formatdate(time.time() + 1.5, usegmt=True)
-    scene.change(lambda _: True, reply(429, f"Retry-After: {soon}"), most=1)
+    soon = formatdate(time.time() + 1, usegmt=True)
+    scene.change(always, reply(429, f"Retry-After: {soon}"), most=1)
 
 
 def _catalog_endless_link(scene: Scene) -> None:
@@ -413,14 +363,15 @@ PULLS: dict[str, Callable[[Scene], None]] = {
         reply(200, 'ETag: "b"', body=scene.big), 'ETag: "a"'
     ),
     "registry-blob-416-complete": _blob_416_complete,
-    "registry-blob-stall": _blob_stall,
     "registry-blob-flaky-50pct": lambda scene: scene.change(
         lambda asked: asked.number % 2 == 1, reply(503)
     ),
     "registry-redirect-cdn-401": _redirect_cdn_401,
     "registry-redirect-http-downgrade": _redirect_there,
-    "registry-redirect-loopback": _redirect_loopback,
-    "registry-redirect-metadata": _redirect_metadata,
+    "registry-redirect-loopback": lambda scene: _redirect_from_public(
+        scene, scene.there.at("blob")
+    ),
+    "registry-redirect-metadata": lambda scene: _redirect_from_public(scene, _METADATA),
     "registry-redirect-file": lambda scene: scene.redirect(_FILE),
     "registry-redirect-loop": _redirect_loop,
     "registry-auth-realm-other-host": _auth_realm_other_host,
@@ -428,19 +379,19 @@ PULLS: dict[str, Callable[[Scene], None]] = {
     "registry-auth-realm-ip-literal": lambda scene: scene.ask_for_token(_METADATA),
     "registry-auth-realm-file": lambda scene: scene.ask_for_token(_FILE),
     "registry-auth-realm-unquoted-garbage": lambda scene: scene.change(
-        lambda _: True, reply(401, 'WWW-Authenticate: Bearer realm="x')
+        always, reply(401, 'WWW-Authenticate: Bearer realm="x')
     ),
-    "registry-auth-401-loop": _auth_401_loop,
-    "registry-auth-token-100MB": _auth_token_100mb,
+    "registry-auth-401-loop": lambda scene: scene.ask_for_token(
+        answer=reply(200, body=b'{"token":"never taken"}')
+    ),
+    "registry-auth-token-100MB": lambda scene: scene.ask_for_token(answer=_endless_token),
     "registry-auth-token-empty": lambda scene: scene.ask_for_token(
-        scene.here.at("token"), body=b'{"token":""}'
+        answer=reply(200, body=b'{"token":""}')
     ),
-    "registry-auth-scope-widened": lambda scene: scene.ask_for_token(
-        scene.here.at("token"), "repository:*:*"
-    ),
+    "registry-auth-scope-widened": lambda scene: scene.ask_for_token(scope="repository:*:*"),
     "registry-rate-429-retry-after-date": _rate_429_date,
     "registry-rate-429-1e9": lambda scene: scene.change(
-        lambda _: True, reply(429, "Retry-After: 1000000000")
+        always, reply(429, "Retry-After: 1000000000")
     ),
     "registry-tls-expired": _nothing,
     "registry-tls-wrong-host": _nothing,
@@ -458,19 +409,15 @@ CERTIFICATES = {
 # Pushes
 
 
-def _is_start(asked: Asked) -> bool:
-    """Return True for a request that starts an upload."""
-    return asked.method == "POST"
-
-
 def _is_end(asked: Asked) -> bool:
     """Return True for a request that sends a blob's bytes."""
     return asked.method == "PUT" and "/uploads/" in asked.target
 
 
 def _upload_to(scene: Scene, location: str) -> None:
-    scene.there.play(lambda _: reply(201))
-    scene.change(_is_start, reply(202, f"Location: {location}", "Range: 0-0"))
+    scene.answer_there(reply(201))
+    answer = reply(202, f"Location: {location}", "Range: 0-0")
+    scene.change(lambda asked: asked.method == "POST", answer)
 
 
 def _lost_session(scene: Scene) -> None:
@@ -501,7 +448,8 @@ def _source_changes(scene: Scene) -> None:
     path = scene.store.root / "blobs" / digest_of(scene.big).replace(":", "-")
 
     def alter(asked: Asked) -> None:
-        if _is_start(asked):
+        if asked.method == "POST":
+            path.chmod(0o644)
             with path.open("r+b") as file:
                 file.seek(-100, os.SEEK_END)
                 file.write(bytes(100))

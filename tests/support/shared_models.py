@@ -1,19 +1,14 @@
-"""Models to push and pull: valid tensors in a store, and processes that move them."""
+"""Models to push and pull: valid tensors in a store."""
 
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from collections.abc import Sequence
-from pathlib import Path
 from random import Random
 from typing import Any
 
 import numpy as np
 
-from blobstore import open_store
 from blobstore.formats.documents import (
     CONFIG_MEDIA_TYPE,
     MANIFEST_MEDIA_TYPE,
@@ -43,11 +38,10 @@ def commit_tensors(
     ``oci``: of the OCI's media types, which skopeo reads; its bytes are not as we write them.
     """
     blobs = [tensor_blob(f"layer{number}", size, seed) for number, size in enumerate(sizes)]
-    raw = manifest_of(b"{}", blobs, oci=oci)
+    manifest = Manifest.parse(manifest_of(b"{}", blobs, oci=oci))
     with store.session() as session:
         for data in (b"{}", *blobs):
             session.put(data)
-        manifest = Manifest.parse(raw)
         session.publish(ModelName.parse(name), manifest)
     return manifest
 
@@ -70,43 +64,14 @@ def _entry(data: bytes, media_type: str) -> dict[str, Any]:
     return {"mediaType": media_type, "digest": digest_of(data), "size": len(data)}
 
 
-def pushing(root: Path, name: str, reference: str) -> subprocess.Popen[str]:
-    """Start ``blobstore push``."""
-    return _started("push", name, "--to", reference, "--store", str(root))
-
-
-def pulling(root: Path, name: str, reference: str) -> subprocess.Popen[str]:
-    """Start ``blobstore pull``."""
-    return _started("pull", reference, "--as", name, "--store", str(root))
-
-
-def _started(*arguments: str) -> subprocess.Popen[str]:
-    environment = os.environ | {"DOCKER_CONFIG": "/there/is/none"}
-    return subprocess.Popen(
-        [sys.executable, "-m", "blobstore", *arguments],
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        text=True,
-        env=environment,
-    )
-
-
-def finish(process: subprocess.Popen[str]) -> None:
-    """Wait for a process that has to succeed."""
-    _, errors = process.communicate(timeout=240)
-    assert process.returncode == 0, errors
-
-
 def contents(store: Store, name: str) -> dict[str, bytes]:
     """Return the bytes of a model's blobs by digest, each checked by its digest."""
     manifest = store.manifests.read(store.find(name))
     return {str(blob.digest): store.blobs.read(blob) for blob in manifest.descriptors}
 
 
-def same(one: Path, other: Path, name: str, other_name: str | None = None) -> bool:
+def same(one: Store, other: Store, name: str, other_name: str | None = None) -> bool:
     """Return True if two stores have a model with the same manifest and the same bytes."""
-    first, second = open_store(one), open_store(other)
-    found = second.find(other_name or name)
-    return first.manifests.text(first.find(name)) == second.manifests.text(found) and contents(
-        first, name
-    ) == contents(second, str(found))
+    found = str(other.find(other_name or name))
+    is_same = one.manifest(name).raw == other.manifest(found).raw
+    return is_same and contents(one, name) == contents(other, found)
