@@ -11,6 +11,7 @@ import os
 import signal
 import sys
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from random import Random
 
@@ -128,9 +129,10 @@ def main(address: str, options: str, what: str, seed: str, count: str, dies_at: 
             os.kill(os.getpid(), signal.SIGKILL)
 
     bucket.before = die
-    act = {"race": race, "models": come_and_go, "prune": prune}[what]
+    acts: dict[str, Callable[[BucketStore, object, int], Done]]
+    acts = {"race": race, "models": come_and_go, "prune": prune}
     for turn in range(int(count)):
-        done = act(BucketStore(bucket), f"{seed} {turn}", 1)
+        done = acts[what](BucketStore(bucket), f"{seed} {turn}", 1)
         print(json.dumps({"counts": done.counts, "moves": done.moves}))  # noqa: T201
 
 

@@ -59,10 +59,10 @@ def test_openssl_and_we_verify_each_other(algorithm: str, option: str, tmp_path:
     payload = Payload(Digest("a" * 64), DockerReference("host.example/ns/m")).encode()
     (tmp_path / "payload").write_bytes(payload)
     made.write_bytes(key.sign(payload))
-    line = ("openssl", "dgst", "-sha256", "-verify", public, "-signature", made)
-    assert run(*line, tmp_path / "payload").stdout == "Verified OK\n"
-    line = ("openssl", "dgst", "-sha256", "-sign", private, "-passin", "pass:secret", "-out", made)
-    run(*line, tmp_path / "payload")
+    verify = ("openssl", "dgst", "-sha256", "-verify", public, "-signature", made)
+    assert run(*verify, tmp_path / "payload").stdout == "Verified OK\n"
+    sign = ("openssl", "dgst", "-sha256", "-sign", private, "-passin", "pass:secret", "-out", made)
+    run(*sign, tmp_path / "payload")
     theirs = PublicKey.parse(public.read_bytes(), "a.pub")
     assert theirs.verifies(payload, made.read_bytes())
     assert not theirs.verifies(b"another", made.read_bytes())

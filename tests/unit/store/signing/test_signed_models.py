@@ -178,13 +178,13 @@ class Broken:
 def test_signatures_that_cannot_be_read_matter_only_to_a_policy(logged: list[str]) -> None:
     """But for a server that fails now: it ends the transfer, which can be made again."""
     source, target = with_model(MemoryStore(), key=None), MemoryStore()
-    source.signatures = Broken(RemoteError("bad", status=403))  # type: ignore[assignment]
+    source.signatures = Broken(RemoteError("bad", status=403))
     with pytest.raises(RemoteError):
         transfer("m", source, target, policy=POLICY)
     assert target.manifests.names() == []
     transfer("m", source, target)
     assert len(logged) == 1
     assert target.manifests.names() == [M]
-    source.signatures = Broken(RemoteError("down", temporary=True))  # type: ignore[assignment]
+    source.signatures = Broken(RemoteError("down", temporary=True))
     with pytest.raises(RemoteError):
         transfer("m", source, MemoryStore())
