@@ -1,11 +1,10 @@
 """A stand-in for the Hugging Face Hub on loopback: its API, its redirects and signed addresses.
 
-A large file's address redirects to one of another server. Sources of the
-answers: huggingface_hub@2.4.0 file_download.py `get_hf_file_metadata`, utils/_http.py
-`hf_raise_for_status` and `parse_ratelimit_headers`, hf_api.py `ModelInfo`, `RepoFile`;
-huggingface.co/docs/hub/rate-limits; recorded heads in swift-transformers#209 (``resolve-cache``)
-and Rapid-MLX#1122 (``RateLimit``). `tests/integration/test_hub_stand_in.py` shows that the real
-client downloads from it.
+Sources of the answers: huggingface_hub@2.4.0 file_download.py `get_hf_file_metadata`,
+utils/_http.py `hf_raise_for_status` and `parse_ratelimit_headers`, hf_api.py `ModelInfo`,
+`RepoFile`; huggingface.co/docs/hub/rate-limits; recorded heads in swift-transformers#209
+(``resolve-cache``) and Rapid-MLX#1122 (``RateLimit``). `tests/integration/test_hub_stand_in.py`
+shows that the real client downloads from it.
 """
 
 from __future__ import annotations
@@ -16,27 +15,21 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cache
-from itertools import chain
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote, unquote
+from urllib.parse import parse_qs, quote, unquote
 
-from support.hub import git_name
 from support.nginx import Nginx, nginx
 from support.servers import KEEP_ALIVE, Asked, Script, part, reply, server
 
 COMMIT = "89abcdef0123456789abcdef0123456789abcdef"
-MAIN = "main"
 REPOSITORY = "org/name"
 _NAME = r"(?P<repository>[^/]+/[^/]+)"
-_CACHED = re.compile(rf"/api/resolve-cache/models/{_NAME}/{COMMIT}/(?P<path>.+)")
+_CACHED = re.compile(rf"/api/resolve-cache/models/{_NAME}/(?P<revision>{COMMIT})/(?P<path>.+)")
 _RESOLVED = re.compile(rf"/{_NAME}/resolve/(?P<revision>[^/]+)/(?P<path>.+)")
 _OF_API = re.compile(rf"/api/models/{_NAME}(?:/(?P<kind>revision|tree)/(?P<revision>[^/]+))?")
 _LARGE = 10_000_000
 _WINDOW_S = 300
-_JSON = "Content-Type: application/json; charset=utf-8"
-_CODES = "X-Error-Code: {}", "X-Error-Message: {}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,18 +42,15 @@ class RepositoryFile:
     sha256: str | None
     oid: str
 
-    def row(self) -> dict[str, Any]:
-        """Return it as the listing has it."""
-        row: dict[str, Any] = {"type": "file", "oid": self.oid, "size": self.size}
-        if self.sha256 is not None:
-            row["lfs"] = {"oid": self.sha256, "size": self.size, "pointerSize": 134}
-            row["xetHash"] = _xet_hash(self.sha256)
-        return row | {"path": self.name}
-
     @property
     def etag(self) -> str:
-        """What the Hub names its content."""
         return self.sha256 or self.oid
+
+    def row(self) -> dict[str, Any]:
+        """Return it as the listing has it."""
+        row = {"type": "file", "oid": self.oid, "size": self.size, "path": self.name}
+        large = {"oid": self.sha256, "size": self.size, "pointerSize": 134}
+        return row if self.sha256 is None else row | {"lfs": large}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,114 +68,122 @@ class Rules:
     quota: int | None = None
 
 
-Signer = Callable[[RepositoryFile], str]
 Files = dict[str, RepositoryFile]
+Signer = Callable[[RepositoryFile], str]
 
 
 class HubStandIn:
     """The Hub's answers; ``signer`` gives the address of a large file.
 
-    ``repositories`` are files by name, by the name of a repository. ``refused`` are the statuses of
-    answers that were errors.
+    Without a signer there are no redirects. ``repositories`` are files by name, by the name of a
+    repository. ``refused`` are the statuses of answers that were errors.
     """
 
-    def __init__(self, repositories: Mapping[str, Files], signer: Signer, rules: Rules) -> None:
-        self.repositories = repositories
+    def __init__(
+        self,
+        repositories: Mapping[str, Files],
+        signer: Signer | None,
+        rules: Rules,
+        revision: str = "main",
+        page: int = 1000,
+    ) -> None:
         self.rules = rules
-        self._routes: tuple[tuple[re.Pattern[str], Callable[..., list[bytes]]], ...] = (
-            (_CACHED, self._of_cache),
-            (_RESOLVED, self._resolved),
-            (_OF_API, self._of_api),
-        )
-        self.signer = signer
-        self._left = rules.quota if rules.quota is not None else 3000
         self.refused: list[int] = []
+        self._repositories = repositories
+        self._signer = signer
+        self._revision = revision
+        self._page = page
+        self._left = rules.quota or 0
 
     def __call__(self, asked: Asked) -> list[bytes]:
         """Answer one request."""
+        answer = self._answer(asked)
+        if asked.method != "HEAD":
+            return answer
+        return [answer[0].partition(b"\r\n\r\n")[0] + b"\r\n\r\n", KEEP_ALIVE]
+
+    def _answer(self, asked: Asked) -> list[bytes]:
         target = unquote(asked.target.partition("?")[0])
-        for pattern, answer in self._routes:
+        for pattern in (_CACHED, _RESOLVED, _OF_API):
             match = pattern.fullmatch(target)
-            if match is not None and match["repository"] in self.repositories:
-                return answer(asked, **match.groupdict())
-        return self._error(asked, 404 if _token(asked) else 401, "RepoNotFound", "not found")
+            if match is not None and match["repository"] in self._repositories:
+                wanted = match.groupdict()
+                refusal = self._refusal(asked, wanted)
+                if refusal is not None:
+                    return refusal
+                if pattern is _OF_API:
+                    return self._of_api(asked, match["repository"], match["kind"])
+                is_redirected = pattern is _RESOLVED and self._signer is not None
+                return (self._redirect if is_redirected else self._file)(asked, wanted)
+        return self._error(404 if _token(asked) else 401, "RepoNotFound", "not found")
 
-    def _of_api(
-        self, asked: Asked, repository: str, kind: str | None, revision: str | None
-    ) -> list[bytes]:
-        if not self.rules.gated and not self._may(asked):
-            return self._error(asked, 401, "RepoNotFound", "Invalid username or password.")
-        if revision not in (None, MAIN, COMMIT):
-            return self._error(asked, 404, "RevisionNotFound", f"Invalid rev id: {revision}")
-        files = self.repositories[repository]
-        if kind == "tree":
-            rows = [file.row() for file in files.values()]
-            return _answer(asked, 200, _JSON, body=json.dumps(rows).encode())
-        names = [{"rfilename": name} for name in files]
-        document: dict[str, Any] = {"_id": "0", "id": repository, "sha": COMMIT}
-        document |= {
-            "modelId": repository,
-            "private": self.rules.token is not None,
-            "siblings": names,
-        }
-        return _answer(asked, 200, _JSON, body=json.dumps(document).encode())
+    def _refusal(self, asked: Asked, wanted: Mapping[str, str]) -> list[bytes] | None:
+        """Return the answer to a request that is refused."""
+        repository, path = wanted["repository"], wanted.get("path")
+        may = self.rules.token is None or _token(asked) == self.rules.token
+        if not may and not self.rules.gated:
+            return self._error(401, "RepoNotFound", "Invalid username or password.")
+        if not may and path is not None:
+            said = f"Access to model {repository} is restricted"
+            if _token(asked) is None:
+                return self._error(401, "GatedRepo", f"{said}. Please log in.")
+            return self._error(403, "GatedRepo", f"{said} and you are not in the authorized list.")
+        if wanted["revision"] not in (None, self._revision, COMMIT):
+            return self._error(404, "RevisionNotFound", f"Invalid rev id: {wanted['revision']}")
+        if path is not None and path not in self._repositories[repository]:
+            return self._error(404, "EntryNotFound", "Entry not found")
+        return None
 
-    def _resolved(self, asked: Asked, repository: str, revision: str, path: str) -> list[bytes]:
-        if not self._may(asked):
-            return self._forbidden(asked, repository)
-        if revision not in (MAIN, COMMIT):
-            return self._error(asked, 404, "RevisionNotFound", f"Invalid rev id: {revision}")
-        file = self.repositories[repository].get(path)
-        if file is None:
-            return self._error(asked, 404, "EntryNotFound", "Entry not found")
-        self._left -= self.rules.quota is not None
-        if self._left < 0:
-            return self._too_many(asked)
-        lines = [f"X-Repo-Commit: {COMMIT}", "Accept-Ranges: bytes", *self._quota()]
-        lines += [f"X-Linked-Size: {file.size}", f'X-Linked-ETag: "{file.etag}"']
-        if file.sha256 is not None:
-            lines += [f"X-Xet-Hash: {_xet_hash(file.sha256)}", f"Location: {self.signer(file)}"]
-            return _answer(asked, 302, *lines, body=b"Found. Redirecting")
-        cached = f"/api/resolve-cache/models/{repository}/{COMMIT}/{quote(path)}"
-        lines.append(f"Location: {cached}?{quote(asked.target, safe='')}=&etag=%22{file.oid}%22")
-        return _answer(asked, 307, *lines, body=b"Temporary Redirect")
+    def _file(self, asked: Asked, wanted: Mapping[str, str]) -> list[bytes]:
+        file = self._repositories[wanted["repository"]][wanted["path"]]
+        lines = (f'ETag: "{file.etag}"', f"X-Repo-Commit: {COMMIT}")
+        return part(asked, file.path.read_bytes(), *lines)
 
-    def _of_cache(self, asked: Asked, repository: str, path: str) -> list[bytes]:
-        if not self._may(asked):
-            return self._forbidden(asked, repository)
-        file = self.repositories[repository].get(path)
-        if file is None:
-            return self._error(asked, 404, "EntryNotFound", "Entry not found")
-        lines = [f'ETag: "{file.oid}"', f"X-Repo-Commit: {COMMIT}", "Accept-Ranges: bytes"]
-        return _without_body(asked, part(asked, file.path.read_bytes(), *lines))
+    def _of_api(self, asked: Asked, repository: str, kind: str | None) -> list[bytes]:
+        files = self._repositories[repository]
+        if kind != "tree":
+            names = [{"rfilename": name} for name in files]
+            document: dict[str, Any] = {"id": repository, "modelId": repository, "sha": COMMIT}
+            document |= {"private": self.rules.token is not None, "siblings": names}
+            return reply(200, body=json.dumps(document).encode())
+        path, _, query = asked.target.partition("?")
+        start = int(parse_qs(query).get("cursor", ["0"])[0])
+        end = start + self._page
+        rows = [file.row() for file in [*files.values()][start:end]]
+        url = f"http://{asked.fields['host']}{path}?recursive=true&cursor={end}"
+        link = [f'Link: <{url}>; rel="next"'] if end < len(files) else []
+        return reply(200, *link, body=json.dumps(rows).encode())
 
-    def _may(self, asked: Asked) -> bool:
-        return self.rules.token is None or _token(asked) == self.rules.token
+    def _redirect(self, asked: Asked, wanted: Mapping[str, str]) -> list[bytes]:
+        repository = wanted["repository"]
+        file = self._repositories[repository][wanted["path"]]
+        if self.rules.quota is not None:
+            self._left -= 1
+            if self._left < 0:
+                self._left = self.rules.quota
+                self.refused.append(429)
+                return reply(429, 'RateLimit: "resolvers";r=0;t=1', body=b"Too many requests")
+        lines = [f"X-Repo-Commit: {COMMIT}", f"X-Linked-Size: {file.size}"]
+        lines += [f'X-Linked-ETag: "{file.etag}"', "Accept-Ranges: bytes"]
+        lines.append(f'RateLimit: "resolvers";r={self._left};t={_WINDOW_S}')
+        if file.sha256 is not None and self._signer is not None:
+            return reply(302, *lines, f"Location: {self._signer(file)}", body=b"Found")
+        cached = f"/api/resolve-cache/models/{repository}/{COMMIT}/{quote(file.name)}"
+        location = f"Location: {cached}?{quote(asked.target, safe='')}=&etag=%22{file.oid}%22"
+        return reply(307, *lines, location, body=b"Temporary Redirect")
 
-    def _forbidden(self, asked: Asked, repository: str) -> list[bytes]:
-        if not self.rules.gated:
-            return self._error(asked, 401, "RepoNotFound", "Invalid username or password.")
-        access = f"Access to model {repository} is restricted"
-        if _token(asked) is None:
-            return self._error(asked, 401, "GatedRepo", f"{access}. Please log in.")
-        return self._error(
-            asked, 403, "GatedRepo", f"{access} and you are not in the authorized list."
-        )
-
-    def _too_many(self, asked: Asked) -> list[bytes]:
-        self._left = self.rules.quota or 0
-        self.refused.append(429)
-        lines = ['RateLimit: "resolvers";r=0;t=1', *self._quota()[1:]]
-        return _answer(asked, 429, *lines, body=b"Too many requests")
-
-    def _quota(self) -> list[str]:
-        policy = f'RateLimit-Policy: "fixed window";"resolvers";q=3000;w={_WINDOW_S}'
-        return [f'RateLimit: "resolvers";r={max(0, self._left)};t={_WINDOW_S}', policy]
-
-    def _error(self, asked: Asked, status: int, code: str, said: str) -> list[bytes]:
+    def _error(self, status: int, code: str, said: str) -> list[bytes]:
         self.refused.append(status)
-        lines = [line.format(text) for line, text in zip(_CODES, (code, said), strict=True)]
-        return _answer(asked, status, *lines, _JSON, body=json.dumps({"error": said}).encode())
+        lines = (f"X-Error-Code: {code}", f"X-Error-Message: {said}")
+        return reply(status, *lines, body=json.dumps({"error": said}).encode())
+
+
+def hub(
+    folder: Path, repository: str = REPOSITORY, revision: str = "main", *, page: int = 1000
+) -> HubStandIn:
+    """Answer as the Hub for one repository, without redirects; a listing's pages have ``page``."""
+    files = {repository: repository_files(folder)}
+    return HubStandIn(files, None, Rules(), revision, page)
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,10 +198,7 @@ class RunningHub:
 
 @contextmanager
 def hub_stand_in(
-    work: Path,
-    repositories: Path | Mapping[str, Path],
-    *,
-    rules: Rules | None = None,
+    work: Path, repositories: Path | Mapping[str, Path], *, rules: Rules | None = None
 ) -> Iterator[RunningHub]:
     """Run the Hub with these folders as repositories; it writes below ``work``.
 
@@ -214,7 +209,7 @@ def hub_stand_in(
     if isinstance(repositories, Path):
         repositories = {REPOSITORY: repositories}
     found = {name: repository_files(folder) for name, folder in repositories.items()}
-    for file in chain.from_iterable(files.values() for files in found.values()):
+    for file in (file for files in found.values() for file in files.values()):
         if file.sha256 is not None and not (objects / file.sha256).exists():
             (objects / file.sha256).symlink_to(file.path)
     with nginx(work / "nginx", work, gzip=False) as store, server() as running:
@@ -226,12 +221,16 @@ def hub_stand_in(
         yield RunningHub(running.at("").rstrip("/"), answers, running.play(answers), store)
 
 
-@cache
 def repository_files(folder: Path) -> Files:
     """Return the files below a folder, by name."""
     paths = sorted(path for path in folder.rglob("*") if path.is_file())
-    files = [_file(str(path.relative_to(folder)), path.resolve()) for path in paths]
+    files = [_file(path.relative_to(folder).as_posix(), path.resolve()) for path in paths]
     return {file.name: file for file in files}
+
+
+def git_name(data: bytes) -> str:
+    """Return the name of a blob in a git repository."""
+    return hashlib.sha1(b"blob %d\0" % len(data) + data).hexdigest()  # noqa: S324  # as git does
 
 
 def _file(name: str, path: Path) -> RepositoryFile:
@@ -247,19 +246,3 @@ def _file(name: str, path: Path) -> RepositoryFile:
 def _token(asked: Asked) -> str | None:
     kind, _, token = asked.fields.get("authorization", "").partition(" ")
     return token if kind == "Bearer" else None
-
-
-def _xet_hash(sha256: str) -> str:
-    """Return another hash of a large file: the Hub has one, which says nothing to us."""
-    return hashlib.sha256(sha256.encode()).hexdigest()
-
-
-def _answer(asked: Asked, status: int, *lines: str, body: bytes = b"") -> list[bytes]:
-    return _without_body(asked, reply(status, *lines, body=body))
-
-
-def _without_body(asked: Asked, answer: list[bytes]) -> list[bytes]:
-    """Return the answer to a HEAD request: its head."""
-    if asked.method != "HEAD":
-        return answer
-    return [answer[0].partition(b"\r\n\r\n")[0] + b"\r\n\r\n", KEEP_ALIVE]

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from support.checkpoints import LLAMA_CONFIG, safetensors_bytes, small_tensors, write_checkpoint
 from support.corpus import accepted, refusal, rejected
-from support.hub import COMMIT, hub
+from support.hub_stand_in import COMMIT, hub
 from support.retry_policies import patient_clients
 from support.servers import (
     Answer,
