@@ -11,3 +11,7 @@ class Clock:
     def __call__(self) -> float:
         """Return the time that is set."""
         return self.now
+
+    def sleep(self, seconds: float) -> None:
+        """Let time pass at once."""
+        self.now += seconds

@@ -10,13 +10,14 @@ import os
 import pkgutil
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 
 import blobstore
 from blobstore.formats.documents import TENSOR_MEDIA_TYPE, Descriptor, Manifest
@@ -43,15 +44,6 @@ with getattr(open_store(sys.argv[1]), sys.argv[2])():
     sys.stdin.read()
 """
 """For `process`: a store's root, and what it holds: ``session`` (shared) or ``alone``."""
-HOLD_LOCK = """
-import sys
-from pathlib import Path
-from blobstore.store.local.locks import StoreLock
-with getattr(StoreLock(Path(sys.argv[1])), sys.argv[2])():
-    print("ready", flush=True)
-    sys.stdin.read()
-"""
-"""For `process`: a lock file, and how it is held: ``shared`` or ``exclusive``."""
 
 
 def commit_model(store: Home, name: str, *blobs: bytes) -> Manifest:
@@ -158,6 +150,23 @@ def unprivileged() -> Iterator[None]:
         yield
     finally:
         os.seteuid(0)
+
+
+def meanwhile(
+    patch: pytest.MonkeyPatch, call: str, path: Path, act: Callable[[], object]
+) -> None:
+    """Let ``act`` happen once, just before this process's next ``os`` call of a path.
+
+    So another process may act at that moment.
+    """
+    real, waiting = getattr(os, call), [act]
+
+    def called(*arguments: Any, **options: Any) -> Any:
+        if waiting and os.fspath(path) in map(str, arguments):
+            waiting.pop()()
+        return real(*arguments, **options)
+
+    patch.setattr(os, call, called)
 
 
 @contextmanager

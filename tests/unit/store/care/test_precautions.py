@@ -13,7 +13,6 @@ from support.stores import blob_path, commit_model, layer_by_hand, link_by_hand,
 import blobstore
 from blobstore.errors import StorageError
 from blobstore.importer.repair import repair_model
-from blobstore.names import ModelName
 from blobstore.store.care.prune import PruneResult, prune, undo_prune
 from blobstore.store.care.verify import verify
 from blobstore.store.local.store import Store
@@ -23,22 +22,17 @@ LIBRARY = "manifests/registry.ollama.ai"
 
 
 def fill(store: Store, *names: str) -> None:
-    """Commit a model of each name, with a blob of its own and one that all share.
-
-    All blobs are old.
-    """
+    """Commit a model of each name, with a blob of its own and one that all share; all are old."""
     for name in names:
         commit_model(store, name, name.encode(), b"shared")
     for path in (store.root / "blobs").iterdir():
         os.utime(path, (0, 0))
 
 
-def unmount(store: Store, folder: str) -> Path:
-    """Make a folder of the store an empty one; return where it is now."""
-    aside = store.root.parent / "unmounted"
-    (store.root / folder).rename(aside)
+def unmount(store: Store, folder: str) -> None:
+    """Make a folder of the store an empty one."""
+    (store.root / folder).rename(store.root.parent / "unmounted")
     (store.root / folder).mkdir()
-    return aside
 
 
 def mount(store: Store, folder: str) -> None:
@@ -47,10 +41,7 @@ def mount(store: Store, folder: str) -> None:
 
 
 def ollama_rm(store: Store, name: str) -> None:
-    """Remove a manifest and the blobs that only it needs, as Ollama does.
-
-    Our copy of the manifest stays.
-    """
+    """Remove a manifest and its own blob, as Ollama does; our copy of the manifest stays."""
     manifest_path(store, name).unlink()
     blob_path(store, name.encode()).unlink()
 
@@ -76,15 +67,8 @@ def test_an_empty_folder_of_manifests_is_refused_and_all_is_there_when_it_is_mou
 ) -> None:
     fill(store, "a", "b")
     unmount(store, "manifests")
-    is_refused(
-        store,
-        snapshot,
-        "a:latest",
-        str(store.root / "manifests"),
-        "mounted?",
-        "`forget=True`",
-        "blobstore repair",
-    )
+    place = str(store.root / "manifests")
+    is_refused(store, snapshot, "a:latest", place, "mounted?", "`forget=True`", "blobstore repair")
     mount(store, "manifests")
     assert prune_all(store).removed == ()
     assert [str(name) for name in store.manifests.names()] == ["a:latest", "b:latest"]
@@ -94,13 +78,13 @@ def test_manifests_of_ollama_alone_are_refused_too(store: Store, snapshot: Snaps
     """Our files do not mention them, but blobs without any manifest are not removals."""
     link_by_hand(store, "a", {"x": b"one", "y": b"two"})
     unmount(store, "manifests")
-    is_refused(store, snapshot, "no model has a manifest, and 2 blobs would be removed")
+    is_refused(store, snapshot, "2 blobs")
 
 
 def test_a_folder_of_one_host_is_refused(store: Store, snapshot: Snapshot) -> None:
-    fill(store, "a", *(f"example.org/team/{number}" for number in range(9)))
+    fill(store, "a", *(f"example.org/team/{number}" for number in range(3)))
     unmount(store, LIBRARY)
-    is_refused(store, snapshot, "1 of the 1 models that were stored here", "a:latest", LIBRARY)
+    is_refused(store, snapshot, "1 of the 1 models", "a:latest", LIBRARY)
 
 
 def test_more_than_half_is_too_many(store: Store, snapshot: Snapshot) -> None:
@@ -109,11 +93,7 @@ def test_more_than_half_is_too_many(store: Store, snapshot: Snapshot) -> None:
         manifest_path(store, name).unlink()
     assert len(prune_all(store, dry_run=True).removed) == 2
     manifest_path(store, "c").unlink()
-    is_refused(
-        store,
-        snapshot,
-        "3 of the 4 models that were stored here have no manifest: a:latest, b:latest, c:latest",
-    )
+    is_refused(store, snapshot, "3 of the 4 models", "a:latest, b:latest, c:latest")
 
 
 @pytest.mark.parametrize("gone", ["a", "abcde"])
@@ -139,30 +119,24 @@ def test_blobs_on_a_disk_that_is_not_mounted(
     prune(store)
     unmount(store, "blobs")
     journal = (store.root / ".blobstore/hints/journal").read_bytes()
-    is_refused(store, snapshot, "contains none of them", str(store.root / "blobs"), "mounted?")
+    is_refused(store, snapshot, str(store.root / "blobs"), "mounted?")
     assert (store.root / ".blobstore/hints/journal").read_bytes() == journal
     mount(store, "blobs")
     assert prune(store).freed == len(b"orphan")
 
 
 def test_who_means_it_says_so_and_can_take_it_back(store: Store, tmp_path: Path) -> None:
-    """Blobs and copies come back.
-
-    A repair makes the models seen again, without reading the source.
-    """
-    source = write_checkpoint(tmp_path / "source", small_tensors())
-    for name in ("a", "b"):
-        blobstore.import_model(source, name, store=store, quant="int4" if name == "a" else None)
+    """Blobs and copies come back; a repair makes the model seen again without its source."""
+    blobstore.import_model(write_checkpoint(tmp_path / "s"), "a", store=store, quant="int4")
+    commit_model(store, "b", b"b")
     blobs = {path.name for path in (store.root / "blobs").iterdir()}
     raw = manifest_path(store, "a").read_bytes()
     for name in ("a", "b"):
         manifest_path(store, name).unlink()
     result = prune_all(store, forget=True)
     assert [str(name) for name in result.forgotten] == ["a:latest", "b:latest"]
-    undone = undo_prune(store)
-    assert undone.without_manifest == result.forgotten
+    assert undo_prune(store).without_manifest == result.forgotten
     assert {path.name for path in (store.root / "blobs").iterdir()} == blobs
-    assert not list(store.root.glob(".blobstore/trash/*"))
     assert repair_model("a", "no longer there", store=store).manifest_restored
     assert manifest_path(store, "a").read_bytes() == raw
     assert verify(store).is_sound
@@ -183,29 +157,20 @@ def test_copies_wait_for_the_last_of_their_blobs(store: Store) -> None:
 def test_rm_spares_what_a_lost_model_needs(store: Store) -> None:
     fill(store, "a", "example.org/team/b")
     unmount(store, LIBRARY)
-    removal = store.remove(ModelName.parse("example.org/team/b"))
-    assert ([blob.size for blob in removal.removed], [blob.size for blob in removal.kept]) == (
-        [18],
-        [6],
-    )
-    assert removal.reason is not None
-    assert "a:latest" in removal.reason
+    removal = store.remove("example.org/team/b")
+    assert [blob.size for blob in removal.removed] == [len(b"example.org/team/b")]
+    assert [blob.size for blob in removal.kept] == [len(b"shared")]
+    assert "a:latest" in (removal.reason or "")
     mount(store, LIBRARY)
-    for blob in store.manifest(ModelName.parse("a")).descriptors:
-        store.blobs.check(blob)
-    assert len(store.remove(ModelName.parse("a")).removed) == 2
-
-
-def test_rm_spares_nothing_for_a_model_that_ollama_removed(store: Store) -> None:
-    fill(store, "a", "b")
+    assert store.blobs.missing(store.manifest("a").descriptors) == []
     ollama_rm(store, "a")
-    removal = store.remove(ModelName.parse("b"))
-    assert (len(removal.removed), removal.reason) == (2, None)
+    commit_model(store, "c", b"shared")
+    removal = store.remove("c")  # it is no lost model that Ollama removed
+    assert (len(removal.removed), removal.reason) == (1, None)
 
 
 def test_a_broken_copy_names_nothing(store: Store) -> None:
     fill(store, *"abc")
     manifest_path(store, "a").unlink()
-    (copy,) = store.root.glob(".blobstore/copies/*/*/a/latest/*")
-    copy.write_bytes(b"{")
+    next(store.root.glob(".blobstore/copies/*/*/a/latest/*")).write_bytes(b"{")
     assert [str(name) for name in prune_all(store).forgotten] == ["a:latest"]

@@ -34,27 +34,19 @@ def test_unique_and_shared_bytes(store: Store) -> None:
     assert (usage.blobs, usage.nbytes, usage.reclaimable, usage.trash) == (3, 14, 0, 7)
 
 
-def test_a_blob_that_is_missing_or_no_file_takes_nothing(store: Store, tmp_path: Path) -> None:
+def test_what_is_no_file_or_only_named_like_a_blob_takes_nothing(
+    store: Store, tmp_path: Path
+) -> None:
     commit_model(store, "m", b"one", b"four")
     blob_path(store, b"one").unlink()
     blob_path(store, b"four").unlink()
     blob_path(store, b"four").symlink_to(tmp_path)
-    assert figures(store) == {"m:latest": (0, 0, 0)}
-
-
-def test_what_is_only_named_like_a_blob_is_none(store: Store) -> None:
-    commit_model(store, "m", b"one")
-    for name in (
-        "sha256-",
-        "sha256-" + "g" * 64,
-        "sha256-" + "a" * 63,
-        "sha256:" + "A" * 64,
-        "other",
-    ):
+    for name in ("sha256-", "sha256-" + "g" * 64, "sha256-" + "a" * 63, "sha256:" + "A" * 64):
         (store.root / "blobs" / name).write_bytes(b"odd")
     (store.root / "blobs" / ("sha256-" + "a" * 64)).mkdir()
+    assert figures(store) == {"m:latest": (0, 0, 0)}
     usage = measure_usage(store)
-    assert (usage.blobs, usage.nbytes, usage.reclaimable) == (1, 3, 0)
+    assert (usage.blobs, usage.nbytes, usage.reclaimable) == (0, 0, 0)
 
 
 def test_a_broken_model_is_shown_and_nothing_is_called_reclaimable_then(store: Store) -> None:

@@ -1,6 +1,6 @@
-"""Hints: what was noted is found again, whatever else is in the file.
+"""Hints and results: what was noted is found again, whatever else is in the files.
 
-A line is a hint and never an error.
+A line is a hint and never an error. Results are replaced at once, and go with the last model.
 """
 
 from __future__ import annotations
@@ -10,25 +10,23 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from support.stores import commit_model, unprivileged
 
+from blobstore.errors import LimitExceededError
 from blobstore.names import Digest
-from blobstore.store import hints as module
-from blobstore.store.hints import HintFile
+from blobstore.store.care.prune import prune
+from blobstore.store.hints import MOST_BYTES, HintFile
 from blobstore.store.local.blobs import MadeBlob, Stamp
+from blobstore.store.local.store import Store
 
 KEYS = [f"{number:064x}" for number in range(3)]
 
 
-def made(number: int, *, size: int = 100, is_durable: bool = True) -> MadeBlob:
-    """Return a blob that was made."""
-    digest = Digest.of(b"%d" % number)
-    return MadeBlob(digest, size, Stamp(1000 + number, 2**60 + number), is_durable)
-
-
 def test_a_blob_is_read_back_from_its_text() -> None:
-    for blob in (made(0), made(1, size=0), made(2, size=10**15 - 1, is_durable=False)):
-        assert MadeBlob.parse(blob.encode()) == blob
-    for text in ("", "x", made(0).encode().upper(), made(0).encode() + " 1"):
+    blob = MadeBlob(Digest.of(b"x"), 10**15 - 1, Stamp(1000, 2**60), is_durable=False)
+    for made in (blob, blob._replace(size=0, is_durable=True)):
+        assert MadeBlob.parse(made.encode()) == made
+    for text in ("", "x", blob.encode().upper(), blob.encode() + " 1"):
         assert MadeBlob.parse(text) is None
 
 
@@ -53,13 +51,10 @@ def test_a_file_that_was_torn_at_any_byte_loses_that_line_only(tmp_path: Path) -
         assert HintFile(path).read() == expected, end
 
 
-LINE = b"%b text 00000000\n" % KEYS[2].encode()
-
-
 @pytest.mark.parametrize(
     "foreign",
-    [b"\n\n\n", bytes(range(256)) * 40, b"a" * 500_000, LINE],
-    ids=["empty lines", "noise", "one vast line", "a wrong sum"],
+    [bytes(range(256)) * 40, b"a" * 500_000, b"%b text 00000000\n" % KEYS[2].encode()],
+    ids=["noise", "one vast line", "a wrong sum"],
 )
 def test_foreign_bytes_are_passed_over(tmp_path: Path, foreign: bytes) -> None:
     path = tmp_path / "file"
@@ -69,16 +64,13 @@ def test_foreign_bytes_are_passed_over(tmp_path: Path, foreign: bytes) -> None:
     assert HintFile(path).read() == {KEYS[0]: "first", KEYS[1]: "second"}
 
 
-def test_a_file_does_not_grow_for_ever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_LARGEST", 4000)
-    file = HintFile(tmp_path / "file")
-    for number in range(100):
-        file.add((key, str(number)) for key in KEYS)
-        assert (tmp_path / "file").stat().st_size < 4000
-    assert file.read() == dict.fromkeys(KEYS, "99")
-    file.add((f"{number:064x}", "another") for number in range(40))
-    file.add([(KEYS[0], "so many are forgotten")])
-    assert file.read() == {KEYS[0]: "so many are forgotten"}
+def test_a_file_does_not_grow_for_ever(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    HintFile(path).add([(KEYS[0], "old"), (KEYS[0], "first")])
+    os.truncate(path, 65 * 2**20)  # more than half of what is read
+    HintFile(path).add([(KEYS[1], "second")])
+    assert HintFile(path).read() == {KEYS[0]: "first", KEYS[1]: "second"}
+    assert path.stat().st_size < 1000
 
 
 def test_two_add_at_once(tmp_path: Path) -> None:
@@ -97,14 +89,66 @@ def test_two_add_at_once(tmp_path: Path) -> None:
 def test_something_else_in_its_place_stays(tmp_path: Path, kind: str) -> None:
     path, outside = tmp_path / "file", tmp_path / "outside"
     outside.write_bytes(b"mine")
-    if kind == "folder":
-        path.mkdir()
-    elif kind == "FIFO":
-        os.mkfifo(path)
-    else:
-        path.symlink_to(outside)
+    match kind:
+        case "folder":
+            path.mkdir()
+        case "FIFO":
+            os.mkfifo(path)
+        case "link":
+            path.symlink_to(outside)
     mode = path.lstat().st_mode
     assert HintFile(path).read() == {}
     HintFile(path).add([(KEYS[0], "first")])
     assert path.lstat().st_mode == mode
     assert outside.read_bytes() == b"mine"
+
+
+# Results
+
+
+def test_a_result_is_read_back_and_replaced_and_goes_with_the_last_model(store: Store) -> None:
+    digest = commit_model(store, "m", b"one").digest.hex
+    name, gone = f"quality/{digest}", f"quality/{'0' * 64}"
+    assert store.results.read(name) is None
+    for text in (b"old", b"new"):
+        store.results.keep(name, text)
+    store.results.keep(gone, b"of a model that is gone")
+    store.results.keep("verify", b"sound")
+    path, found = store.results.read(name) or ("", b"")
+    assert (Path(path).read_bytes(), found) == (b"new", b"new")
+    folder = store.root / ".blobstore/results/quality"
+    (folder / f"{digest}.json.0123456789abcdef").write_bytes(b"unfinished")
+    (folder / "notes.txt").write_bytes(b"of another program")
+    prune(store)
+    assert {file.name for file in folder.iterdir()} == {f"{digest}.json", "notes.txt"}
+    assert (store.results.read("verify") or ("", b""))[1] == b"sound"
+
+
+def test_a_large_result_is_neither_kept_nor_read(store: Store) -> None:
+    store.root.mkdir()
+    store.results.keep("verify", bytes(MOST_BYTES + 1))
+    assert store.results.read("verify") is None
+    store.results.keep("verify", b"1")
+    os.truncate(store.root / ".blobstore/results/verify.json", MOST_BYTES + 1)
+    with pytest.raises(LimitExceededError, match="at most"):
+        store.results.read("verify")
+
+
+def test_results_behind_a_link_are_not_ours(store: Store, tmp_path: Path) -> None:
+    (store.root / ".blobstore").mkdir(parents=True)
+    other = tmp_path / "other" / "quality" / "0.json"
+    other.parent.mkdir(parents=True)
+    other.write_bytes(b"not ours")
+    (store.root / ".blobstore" / "results").symlink_to(tmp_path / "other")
+    store.results.keep("verify", b"sound")
+    store.results.keep_only(set())
+    assert list((tmp_path / "other").rglob("*.json")) == [other]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="gives the store to another user")
+def test_only_the_owner_of_a_store_writes_results(store: Store, tmp_path: Path) -> None:
+    tmp_path.chmod(0o777)
+    commit_model(store, "m", b"one")
+    with unprivileged():
+        store.results.keep("verify", b"sound")
+    assert store.results.read("verify") is None

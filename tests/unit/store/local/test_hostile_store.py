@@ -1,64 +1,89 @@
-"""A hostile store: links, pipes, sockets and odd names give a typed error at once."""
+"""Damaged and foreign stores, as of the corpus (fixtures/corpus): typed errors at once.
+
+What is not ours is reported, never followed, never removed. Other states: test_permissions.py,
+test_leftovers.py, care/, tests/faults.
+"""
 
 from __future__ import annotations
 
 import os
+import socket
+import time
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
-from support.stores import blob_path, commit_model, descriptor, manifest_path
+from support.checkpoints import safetensors_bytes
+from support.stores import blob_path, commit_model, descriptor, layer_by_hand, manifest_path
 
 import blobstore
-from blobstore.errors import (
-    NotFoundError,
-    StorageError,
-)
+from blobstore.errors import NotFoundError, StorageError
 from blobstore.formats.documents import Manifest
 from blobstore.names import ModelName
-from blobstore.store.local.store import Store
+from blobstore.store.care.prune import prune
+from blobstore.store.care.verify import verify
+from blobstore.store.local import store_folder
+from blobstore.store.local.store import Store, open_store
 
 M = ModelName.parse("m")
-DATA = b"\x08\0\0\0\0\0\0\0{}      "
+BLOB = safetensors_bytes({"t": np.arange(9.0)})
+ORPHAN = b"a blob that nobody needs"
 
 
 @pytest.fixture
 def filled(store: Store) -> Store:
-    """A store with the model ``m`` of one blob without tensors."""
-    commit_model(store, "m", DATA)
+    """A store with the model ``m`` of one blob, and a blob that nobody needs and that is old."""
+    commit_model(store, "m", BLOB)
+    layer_by_hand(store, "", ORPHAN)
+    os.utime(blob_path(store, ORPHAN), (0, 0))
     return store
 
 
-def _link(path: Path) -> None:
+def link(path: Path) -> None:
     outside = path.parents[1] / "outside"
-    outside.write_bytes(DATA)
+    outside.write_bytes(BLOB)
     path.symlink_to(outside)
 
 
-def _device(path: Path) -> None:
+def bind(path: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as server, pytest.MonkeyPatch.context() as patch:
+        patch.chdir(path.parent)  # a socket's address holds 107 bytes
+        server.bind(path.name)
+
+
+def link_to_device(path: Path) -> None:
     path.symlink_to("/dev/zero")
 
 
-SPECIAL_FILES = pytest.mark.parametrize("make", [_link, os.mkfifo, _device])
+NO_FILES = pytest.mark.parametrize("make", [link, os.mkfifo, bind, link_to_device])
 
 
-@SPECIAL_FILES
+@NO_FILES
 def test_a_blob_that_is_no_regular_file(filled: Store, make: Callable[[Path], None]) -> None:
-    path = blob_path(filled, DATA)
+    path = blob_path(filled, BLOB)
     path.unlink()
     make(path)
-    wanted = descriptor(DATA)
-    for use in (filled.blobs.open, filled.blobs.read, filled.blobs.check):
+    before, wanted = path.lstat(), descriptor(BLOB)
+    for use in (
+        lambda: filled.blobs.open(wanted),
+        lambda: filled.blobs.read(wanted),
+        lambda: filled.blobs.check(wanted),
+        lambda: blobstore.open_model("m", store=filled, verify=True),
+    ):
         with pytest.raises(StorageError) as caught:
-            use(wanted)
+            use()
         assert caught.value.blob == str(wanted.digest)
-        assert str(wanted.digest).split(":")[1] in caught.value.message
+        assert wanted.digest.hex in caught.value.message
     assert not filled.blobs.has(wanted.digest, wanted.size)
-    with pytest.raises(StorageError):
-        blobstore.open_model("m", store=filled)
+    assert [blob.models for blob in verify(filled).damaged] == [(M,)]
+    filled.manifests.remove(M)
+    assert [blob.models for blob in verify(filled).damaged] == [()]
+    prune(filled, grace_s=0, sole_owner=True, forget=True)
+    assert path.lstat() == before
 
 
-@SPECIAL_FILES
+@NO_FILES
 def test_a_manifest_that_is_no_regular_file(filled: Store, make: Callable[[Path], None]) -> None:
     path = manifest_path(filled, "m")
     path.unlink()
@@ -69,15 +94,11 @@ def test_a_manifest_that_is_no_regular_file(filled: Store, make: Callable[[Path]
     assert [name for name, found in filled.models() if isinstance(found, Manifest)] == []
 
 
-@SPECIAL_FILES
+@NO_FILES
 def test_a_copy_of_a_manifest_whose_place_is_taken_hinders_no_removal(
     filled: Store, make: Callable[[Path], None]
 ) -> None:
-    place = (
-        filled.root
-        / ".blobstore/copies"
-        / manifest_path(filled, "m").relative_to(filled.root / "manifests")
-    )
+    place = filled.root.joinpath(".blobstore/copies", *M.path_parts)
     (copy,) = place.iterdir()
     copy.unlink()
     place.rmdir()
@@ -99,40 +120,86 @@ def test_a_linked_manifest_is_replaced_and_what_it_points_to_stays(
 
 
 def test_a_linked_folder_of_manifests_is_refused(filled: Store, tmp_path: Path) -> None:
-    level = 2
-    folder = filled.root.joinpath("manifests", *M.path_parts[:level])
-    outside = tmp_path / "outside"
+    folder, outside = manifest_path(filled, "m").parents[1], tmp_path / "outside"
     folder.rename(outside)
     folder.symlink_to(outside)
-    raw = outside.joinpath(*M.path_parts[level:]).read_bytes()
     for use in (
-        filled.manifest,
-        filled.remove,
-        lambda name: commit_model(filled, str(name), b"other"),
+        lambda: filled.manifest(M),
+        lambda: filled.remove(M),
+        lambda: filled.copy(M, "n"),
+        lambda: commit_model(filled, "m", b"other"),
     ):
         with pytest.raises(StorageError, match="symbolic link"):
-            use(M)
-    with pytest.raises(StorageError, match="symbolic link"):
-        filled.copy(M, ModelName.parse("n"))
+            use()
     assert list(filled.models()) == []
-    assert outside.joinpath(*M.path_parts[level:]).read_bytes() == raw
-    assert len([path for path in outside.rglob("*") if path.is_file()]) == 1
+    assert [path for path in outside.rglob("*") if path.is_file()] == [outside / "m" / "latest"]
 
 
 def test_a_folder_in_the_place_of_a_blob_or_a_manifest_is_not_written_over(filled: Store) -> None:
     blob_path(filled, b"new").mkdir()
-    with pytest.raises(StorageError):
-        commit_model(filled, "n", b"new")
     manifest_path(filled, "x").mkdir(parents=True)
-    with pytest.raises(StorageError):
-        commit_model(filled, "x", b"other")
+    for name, data in (("n", b"new"), ("x", b"other")):
+        with pytest.raises(StorageError):
+            commit_model(filled, name, data)
     with pytest.raises(NotFoundError):
-        filled.manifest(ModelName.parse("n"))
+        filled.manifest("n")
 
 
-def test_a_linked_lock_is_refused(filled: Store, tmp_path: Path) -> None:
-    (filled.root / ".blobstore/lock").unlink()
-    (filled.root / ".blobstore/lock").symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(StorageError):
-        commit_model(filled, "n", b"new")
-    assert not (tmp_path / "elsewhere").exists()
+def is_sound(store: Store) -> None:
+    """The model opens without damage, and a clean-up takes only the unneeded blob."""
+    assert verify(store).is_sound
+    assert [blob.size for blob in prune(store).removed] == [len(ORPHAN)]
+    assert set(blobstore.open_model("m", store=store, verify=True)) == {"t"}
+
+
+def test_blobs_that_have_another_name_too(filled: Store) -> None:
+    os.link(blob_path(filled, BLOB), filled.root / "elsewhere")
+    is_sound(filled)
+
+
+def test_blobs_that_an_old_ollama_named_with_a_colon(filled: Store) -> None:
+    for path in list(filled.blobs.path.iterdir()):
+        path.rename(path.with_name(path.name.replace("-", ":")))
+    is_sound(filled)
+    filled.remove(M)
+    assert list(filled.blobs.path.iterdir()) == []
+
+
+def test_blobs_on_another_disk(filled: Store, tmp_path: Path) -> None:
+    (filled.root / "blobs").rename(tmp_path / "elsewhere")
+    (filled.root / "blobs").symlink_to(tmp_path / "elsewhere")
+    is_sound(open_store(filled.root))
+
+
+def test_a_clean_up_of_a_network_file_system_needs_a_sole_owner(
+    filled: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """This file system is taken for a remote one: there is no server here."""
+    monkeypatch.setattr(store_folder, "is_remote", lambda _folder: True)
+    with pytest.raises(StorageError, match="network file system") as caught:
+        prune(filled)
+    assert "sole_owner" in str(caught.value.hint)
+    assert len(prune(filled, sole_owner=True).removed) == 1
+
+
+def test_a_clock_that_was_set_back_makes_no_blob_old(filled: Store) -> None:
+    for path in (filled.root / "blobs").iterdir():
+        os.utime(path, (time.time() + 2 * 365 * 86_400,) * 2)
+    assert prune(filled, grace_s=0, sole_owner=True).removed == ()
+    assert verify(filled).is_sound
+
+
+@pytest.mark.parametrize(
+    ("mask", "file_mode", "folder_mode"), [(0, 0o644, 0o755), (0o077, 0o600, 0o700)]
+)
+def test_files_are_written_with_the_users_umask(
+    store: Store, mask: int, file_mode: int, folder_mode: int
+) -> None:
+    before = os.umask(mask)
+    try:
+        commit_model(store, "m", BLOB)
+    finally:
+        os.umask(before)
+    modes = {path.is_dir(): path.stat().st_mode & 0o7777 for path in store.root.rglob("*")}
+    assert modes == {False: file_mode, True: folder_mode}
+    assert verify(store).odd == ()

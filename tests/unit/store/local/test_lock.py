@@ -1,29 +1,45 @@
-"""The store's lock: shared by writers, exclusive for a clean-up."""
+"""The store's lock: shared by writers, exclusive for a clean-up; who waits learns who holds it."""
 
 from __future__ import annotations
 
 import fcntl
-import signal
+import sys
 import time
 from contextlib import ExitStack, nullcontext
 from itertools import count
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 from support.clock import Clock
-from support.stores import HOLD_LOCK, commit_model, process
+from support.stores import commit_model, process
 
 from blobstore.errors import BusyError, StorageError
-from blobstore.store.local import locks
 from blobstore.store.local.locks import StoreLock
 from blobstore.store.local.store import Store, open_store
+
+HOLD = """
+import os, sys
+from pathlib import Path
+from blobstore.store.local.locks import StoreLock
+with getattr(StoreLock(Path(sys.argv[1])), sys.argv[2])():
+    if len(sys.argv) == 4 and os.fork():
+        os._exit(0)  # the child has the lock, and the kernel's list the number of a dead process
+    print("ready", flush=True)
+    sys.stdin.read()
+"""
 
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
     """Where the lock of the tests lies."""
     return tmp_path / "made" / "lock"
+
+
+def busy(path: Path) -> BusyError:
+    """Return the error of holding the lock alone."""
+    with pytest.raises(BusyError) as caught, StoreLock(path).exclusive(0):
+        pass
+    return caught.value
 
 
 @pytest.mark.parametrize(
@@ -38,26 +54,39 @@ def path(tmp_path: Path) -> Path:
 def test_sharers_share_and_one_excludes(path: Path, held: str, wanted: str, free: bool) -> None:
     lock = getattr(StoreLock(path), wanted)
     with getattr(StoreLock(path), held)():
-        if free:
-            with lock():
-                pass
-        else:
-            with pytest.raises(BusyError) as caught, lock(0):
-                pass
-            assert caught.value.path == str(path)
-    with lock():
+        with nullcontext() if free else pytest.raises(BusyError) as caught, lock(0):
+            pass
+        assert free or caught.value.path == str(path)
+    with lock(0):
         pass
 
 
 def test_death_frees_the_lock(path: Path) -> None:
-    lock = StoreLock(path)
-    with process(HOLD_LOCK, path, "exclusive") as child:
-        with pytest.raises(BusyError), lock.exclusive(0):
-            pass
-        child.send_signal(signal.SIGKILL)
+    with process(HOLD, path, "exclusive") as child:
+        busy(path)
+        child.kill()
         child.wait()
-        with lock.exclusive():
+        with StoreLock(path).exclusive(0):
             pass
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux says who holds a lock")
+def test_those_who_live_are_named(path: Path) -> None:
+    with process(HOLD, path, "shared") as one, process(HOLD, path, "shared") as two:
+        one.kill()
+        one.wait()
+        message = busy(path).message
+        assert f"process {one.pid}" not in message
+        assert f"process {two.pid}" in message
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux says who holds a lock")
+def test_a_lock_that_a_child_inherited_names_nobody_who_is_gone(path: Path) -> None:
+    with process(HOLD, path, "shared", "forks") as gone:
+        gone.wait()
+        assert "another process" in busy(path).message
+        assert gone.stdin is not None
+        gone.stdin.close()
 
 
 @pytest.mark.parametrize("goes_at", [2, None])
@@ -70,12 +99,12 @@ def test_a_machine_that_sleeps_uses_up_no_patience(
         held.enter_context(StoreLock(path).exclusive())
 
         def sleep(_seconds: float) -> None:
-            clock.now += 3600
+            clock.sleep(3600)
             if next(tries) == goes_at:
                 held.close()
 
-        slow = {**vars(time), "monotonic": clock, "sleep": sleep}
-        monkeypatch.setattr(locks, "time", SimpleNamespace(**slow))
+        monkeypatch.setattr(time, "monotonic", clock)
+        monkeypatch.setattr(time, "sleep", sleep)
         with nullcontext() if goes_at else pytest.raises(BusyError), StoreLock(path).shared(10):
             pass
     assert next(tries) == (3 if goes_at else 21)
@@ -94,7 +123,7 @@ def test_it_is_flock_so_that_other_programs_can_take_it(store: Store) -> None:
         commit_model(store, "n", b"two")
 
 
-@pytest.mark.parametrize("name", ["", "tmp", "copies"])
+@pytest.mark.parametrize("name", ["", "tmp", "copies", "lock"])
 def test_nothing_is_written_through_a_link(store: Store, tmp_path: Path, name: str) -> None:
     (elsewhere := tmp_path / "elsewhere").mkdir()
     commit_model(store, "m", b"one")
@@ -102,6 +131,6 @@ def test_nothing_is_written_through_a_link(store: Store, tmp_path: Path, name: s
     if link.exists():
         link.rename(tmp_path / "aside")
     link.symlink_to(elsewhere)
-    with pytest.raises(StorageError, match="is a symbolic link"):
+    with pytest.raises(StorageError, match="symbolic link"):
         commit_model(store, "n", b"two")
     assert list(elsewhere.iterdir()) == []

@@ -4,134 +4,121 @@ from __future__ import annotations
 
 import errno
 import os
-import threading
+import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
-from support.stores import blob_path, commit_model, descriptor
+from support.clock import Clock
+from support.stores import blob_path, commit_model, descriptor, meanwhile
 
-from blobstore.errors import BlobStoreError, BusyError, UsageError
+from blobstore.errors import BusyError, StorageError, UsageError
 from blobstore.formats.documents import Manifest
-from blobstore.io import durable
-from blobstore.names import ModelName
-from blobstore.store.local import session
-from blobstore.store.local.locks import StoreLock
 from blobstore.store.local.store import Store, open_store
 
-M = ModelName.parse("m")
+
+def sizes(store: Store) -> dict[str, int]:
+    """Return the size of the one blob of each model."""
+    return {
+        str(name): manifest.layers[0].size
+        for name, manifest in store.models()
+        if isinstance(manifest, Manifest)
+    }
 
 
-def commit_in_mid_commit(
-    store: Store, name: str, data: bytes, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Let another commit of one blob happen in the middle of the next one."""
-    real, waiting = durable.sync_file_system, [name]
-
-    def sync(fd: int) -> None:
-        if waiting:
-            commit_model(store, waiting.pop(), data)
-        real(fd)
-
-    monkeypatch.setattr(session, "sync_file_system", sync)
+def in_mid_commit(monkeypatch: pytest.MonkeyPatch, store: Store, act: Callable[[], object]) -> None:
+    """Let another act when the next commit's blobs are visible and its manifest is not."""
+    meanwhile(monkeypatch, "open", store.root / "blobs", act)
 
 
 def test_a_sibling_removed_in_mid_commit_takes_nothing_along(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     commit_model(store, "x:old", b"old")
-    real = durable.sync_file_system
-
-    def remove_meanwhile(fd: int) -> None:
-        open_store(store.root, wait_s=0).remove(ModelName.parse("x:old"))
-        real(fd)
-
-    monkeypatch.setattr(session, "sync_file_system", remove_meanwhile)
+    other = open_store(store.root, wait_s=0)
+    in_mid_commit(monkeypatch, store, lambda: other.remove("x:old"))
     commit_model(store, "x:new", b"new")
-    assert [str(name) for name, _ in store.models()] == ["x:new"]
+    assert sizes(store) == {"x:new": 3}
+
+
+def test_an_empty_folder_that_ollama_removes_in_mid_commit(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = store.root / "manifests/registry.ollama.ai/library/x"
+    removed: list[None] = []
+    in_mid_commit(monkeypatch, store, lambda: removed.append(os.removedirs(folder)))
+    commit_model(store, "x:new", b"new")
+    assert removed
+    assert sizes(store) == {"x:new": 3}
 
 
 def test_a_model_that_is_replaced_while_it_is_moved_is_not_removed(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     commit_model(store, "x:old", b"old")
-    commit_in_mid_commit(store, "x:old", b"newer", monkeypatch)
-    store.move(ModelName.parse("x:old"), ModelName.parse("x:new"))
-    sizes = {
-        str(name): manifest.layers[0].size
-        for name, manifest in store.models()
-        if isinstance(manifest, Manifest)
-    }
-    assert sizes == {"x:new": len(b"old"), "x:old": len(b"newer")}
-
-
-def test_a_move_waits_for_nobody_when_it_is_done(store: Store) -> None:
-    """However long others are waited for: what is left to do is to remove empty folders."""
-    commit_model(store, "m", b"one")
-    with store.session():
-        open_store(store.root, wait_s=3600).move(ModelName.parse("m"), ModelName.parse("n"))
-    assert [str(name) for name, _ in store.models()] == ["n:latest"]
+    in_mid_commit(monkeypatch, store, lambda: commit_model(store, "x:old", b"newer"))
+    store.move("x:old", "x:new")
+    assert sizes(store) == {"x:new": len(b"old"), "x:old": len(b"newer")}
 
 
 def test_a_model_that_is_made_while_another_is_moved_to_its_name_stays(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     commit_model(store, "m", b"one")
-    commit_in_mid_commit(store, "n", b"other", monkeypatch)
+    in_mid_commit(monkeypatch, store, lambda: commit_model(store, "n", b"other"))
     with pytest.raises(UsageError, match="n:latest already"):
-        store.move(ModelName.parse("m"), ModelName.parse("n"))
-    sizes = {
-        str(name): manifest.layers[0].size
-        for name, manifest in store.models()
-        if isinstance(manifest, Manifest)
-    }
-    assert sizes == {"m:latest": len(b"one"), "n:latest": len(b"other")}
+        store.move("m", "n")
+    assert sizes(store) == {"m:latest": len(b"one"), "n:latest": len(b"other")}
+
+
+def test_a_move_whose_old_manifest_can_not_be_read_any_more_is_an_error(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    commit_model(store, "m", b"one")
+    (manifest,) = (path for path in store.root.glob("manifests/*/*/m/*"))
+    broken = manifest.with_name("broken")
+    in_mid_commit(monkeypatch, store, lambda: (manifest.rename(broken), manifest.mkdir()))
+    with pytest.raises(StorageError, match="regular file"):
+        store.move("m", "n")
+    assert sizes(store)["n:latest"] == 3
+
+
+def test_a_move_waits_for_nobody_when_it_is_done(store: Store) -> None:
+    """However long others are waited for: what is left to do is to remove empty folders."""
+    commit_model(store, "m", b"one")
+    with store.session():
+        open_store(store.root, wait_s=3600).move("m", "n")
+    assert sizes(store) == {"n:latest": 3}
 
 
 @pytest.mark.parametrize(
-    "change",
-    [
-        lambda store: commit_model(store, "n", b"two"),
-        lambda store: store.remove(M),
-    ],
+    "change", [lambda store: commit_model(store, "n", b"two"), lambda store: store.remove("m")]
 )
 def test_names_change_one_after_the_other(
     store: Store, monkeypatch: pytest.MonkeyPatch, change: Callable[[Store], object]
 ) -> None:
-    """Who looks at a manifest, links it or removes it does so alone.
-
-    Nobody is waited for for ever.
-    """
+    """Who looks at a manifest, links it or removes it does so alone; nobody waits for ever."""
     commit_model(store, "m", b"one")
-    monkeypatch.setattr("blobstore.store.local.store_folder._NAMES_WAIT_S", 0)
-    with StoreLock(store.root / ".blobstore/names").exclusive():
+    with store.names_lock.exclusive(), monkeypatch.context() as patch:
+        clock = Clock()
+        patch.setattr(time, "monotonic", clock)
+        patch.setattr(time, "sleep", clock.sleep)
         with pytest.raises(BusyError, match="names"):
-            change(open_store(store.root))
-        assert [str(name) for name, _ in store.models()] == ["m:latest"]
-    change(open_store(store.root))
+            change(store)
+        assert sizes(store) == {"m:latest": 3}
+    change(store)
 
 
 def test_siblings_removed_at_once(store: Store) -> None:
-    for _ in range(2):
-        tags = [ModelName.parse(f"x:{number}") for number in range(4)]
-        for tag in tags:
-            commit_model(store, str(tag), str(tag).encode())
-        errors: list[BlobStoreError] = []
-
-        def remove(tag: ModelName, errors: list[BlobStoreError] = errors) -> None:
-            try:
-                open_store(store.root, wait_s=600).remove(tag)
-            except BlobStoreError as error:
-                errors.append(error)
-
-        threads = [threading.Thread(target=remove, args=[tag]) for tag in tags]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        assert errors == []
-        assert store.manifests.names() == []
+    tags = [f"x:{number}" for number in range(6)]
+    for tag in tags:
+        commit_model(store, tag, tag.encode())
+    stores = [open_store(store.root, wait_s=600) for _ in tags]
+    with ThreadPoolExecutor(len(tags)) as pool:
+        list(pool.map(Store.remove, stores, tags))
+    assert store.manifests.names() == []
 
 
 def test_a_blob_that_is_replaced_while_it_is_opened_is_there(
@@ -139,10 +126,10 @@ def test_a_blob_that_is_replaced_while_it_is_opened_is_there(
 ) -> None:
     """On FUSE a name is looked up, then its target is opened, which was just replaced."""
     commit_model(store, "m", b"one")
-    real, replaced = os.open, [blob_path(store, b"one")]
+    real, replaced = os.open, [os.fspath(blob_path(store, b"one"))]
 
     def opened(path: Path | str, *arguments: Any, **options: Any) -> int:
-        if Path(path) in replaced:
+        if os.fspath(path) in replaced:
             replaced.clear()
             raise FileNotFoundError(errno.ENOENT, "no such file or directory", path)
         return real(path, *arguments, **options)
@@ -150,21 +137,3 @@ def test_a_blob_that_is_replaced_while_it_is_opened_is_there(
     monkeypatch.setattr(os, "open", opened)
     store.blobs.check(descriptor(b"one"))
     assert replaced == []
-
-
-def test_an_empty_folder_that_ollama_removes_in_mid_commit(
-    store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    real, removed = durable.sync_file_system, []
-
-    def remove_meanwhile(fd: int) -> None:
-        folder = store.root / "manifests" / "registry.ollama.ai" / "library" / "x"
-        for empty in (folder, *folder.parents[:2]):
-            empty.rmdir()
-            removed.append(empty)
-        real(fd)
-
-    monkeypatch.setattr(session, "sync_file_system", remove_meanwhile)
-    commit_model(store, "x:new", b"new")
-    assert removed
-    assert [str(name) for name, _ in store.models()] == ["x:new"]
