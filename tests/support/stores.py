@@ -152,9 +152,7 @@ def unprivileged() -> Iterator[None]:
         os.seteuid(0)
 
 
-def meanwhile(
-    patch: pytest.MonkeyPatch, call: str, path: Path, act: Callable[[], object]
-) -> None:
+def meanwhile(patch: pytest.MonkeyPatch, call: str, path: Path, act: Callable[[], object]) -> None:
     """Let ``act`` happen once, just before this process's next ``os`` call of a path.
 
     So another process may act at that moment.

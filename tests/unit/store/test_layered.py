@@ -23,7 +23,7 @@ from blobstore.store.local.store import Store
 from blobstore.store.memory import MemoryStore
 from blobstore.store.ports import How
 from blobstore.store.transfer import transfer
-from blobstore.testing.blobs import blobs_of, commit, manifest_of
+from blobstore.testing.blobs import blobs_of, commit
 
 M = ModelName.parse("m")
 
@@ -60,12 +60,8 @@ def test_what_lies_below_is_found_and_not_written(lower: Store, upper: Store) ->
     assert blobs_of(layers, "n") == [b"one", b"three"]
     assert layers.home_of("n") is upper
     assert files_below(lower.root) == before
-
-
-def test_what_is_copied_up_is_whole_above(lower: Store, upper: Store) -> None:
-    layers = LayeredStore(upper, [lower], copies_up=True)
-    commit(layers, "n", b"one", b"three")
-    assert blobs_of(upper, "n") == [b"one", b"three"]
+    commit(LayeredStore(upper, [lower], copies_up=True), "whole", b"one", b"three")
+    assert blobs_of(upper, "whole") == [b"one", b"three"]
 
 
 def test_the_upper_model_hides_the_lower_one(lower: Store, upper: Store) -> None:
@@ -78,12 +74,14 @@ def test_the_upper_model_hides_the_lower_one(lower: Store, upper: Store) -> None
     assert blobs_of(layers, "m") == [b"one", b"two"]
 
 
-def test_what_lies_below_is_not_removed(lower: Store, upper: Store) -> None:
+def test_what_is_refused(lower: Store, upper: Store) -> None:
     before = files_below(lower.root)
     with pytest.raises(UsageError, match="only read"):
         LayeredStore(upper, [lower]).remove("m")
     with pytest.raises(NotFoundError):
         LayeredStore(upper, [lower]).remove("other")
+    with pytest.raises(UsageError, match="twice"):
+        LayeredStore(upper, [lower, Store(lower.root)])
     assert files_below(lower.root) == before
 
 
@@ -99,11 +97,6 @@ def test_the_first_of_several_wins_and_damage_above_is_passed_by(
     assert blobs_of(LayeredStore(upper, [lower, third]), "m") == [b"one", b"two"]
 
 
-def test_a_store_twice_is_refused(lower: Store, upper: Store) -> None:
-    with pytest.raises(UsageError, match="twice"):
-        LayeredStore(upper, [lower, Store(lower.root)])
-
-
 def test_verify_does_not_miss_what_lies_below(lower: Store, upper: Store) -> None:
     commit(LayeredStore(upper, [lower]), "n", b"one", b"three")
     assert verify(upper, lower=[lower]).is_sound
@@ -112,60 +105,41 @@ def test_verify_does_not_miss_what_lies_below(lower: Store, upper: Store) -> Non
     assert not verify(upper, lower=[lower]).is_sound
 
 
-# The command line
-
-
-def cli(capsys: pytest.CaptureFixture[str], *arguments: object, code: int = 0) -> Any:
-    assert run([*map(str, arguments), "--json"]) == code
-    output = capsys.readouterr()
-    return json.loads(output.out) if code == 0 else output.err
-
-
 def test_commands_over_a_lower_store(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source, low, up = write_checkpoint(tmp_path / "tiny"), tmp_path / "low", tmp_path / "up"
-    made = cli(capsys, "import", source, "a", "--quant", "int8", "--store", low)
-    before = files_below(low / "blobs") | files_below(low / "manifests")
     layers = ("--store", up, "--lower", low)
-    again = cli(capsys, "import", source, "b", "--quant", "int8", *layers)
+
+    def cli(*arguments: object, code: int = 0) -> Any:
+        assert run([*map(str, arguments), "--json"]) == code
+        output = capsys.readouterr()
+        return json.loads(output.out) if code == 0 else output.err
+
+    made = cli("import", source, "a", "--store", low)
+    before = files_below(low / "blobs") | files_below(low / "manifests")
+    again = cli("import", source, "b", *layers)
     assert (again["digest"], again["created"], made["created"] > 0) == (made["digest"], 0, True)
-    assert [
-        (item["name"], item["store"]) for item in cli(capsys, "list", "--sort", "name", *layers)
-    ] == [
+    listed = cli("list", "--sort", "name", *layers)
+    assert {(item["name"], item["store"]) for item in listed} == {
         ("a:latest", str(low)),
         ("b:latest", str(up)),
-    ]
-    assert cli(capsys, "show", "b", *layers)["size"] == made["stored_bytes"]
-    cli(capsys, "export", "b", tmp_path / "out", *layers)
-    assert cli(capsys, "verify", *layers)["damaged"] == []
-    assert "only read" in cli(capsys, "rm", "a", *layers, code=2)
-    monkeypatch.setenv("BLOBSTORE_LOWER", f"{low}{os.pathsep}")
-    assert [item["name"] for item in cli(capsys, "list", "--store", up)] == ["b:latest", "a:latest"]
-    monkeypatch.setenv("BLOBSTORE_LOWER", str(tmp_path / "missing"))
-    assert "there is no store" in cli(capsys, "list", "--store", up, code=1)
-    monkeypatch.delenv("BLOBSTORE_LOWER")
-    whole = cli(capsys, "import", source, "c", "--quant", "int8", "--copy-up", *layers)
+    }
+    assert cli("show", "b", *layers)["size"] == made["stored_bytes"]
+    cli("export", "b", tmp_path / "out", *layers)
+    assert cli("verify", *layers)["damaged"] == []
+    assert "only read" in cli("rm", "a", *layers, code=2)
+    whole = cli("import", source, "c", "--copy-up", *layers)
     assert whole["created"] > 0
-    assert cli(capsys, "verify", "--store", up, "c")["damaged"] == []
+    assert cli("verify", "--store", up, "c")["damaged"] == []
+    monkeypatch.setenv("BLOBSTORE_LOWER", f"{low}{os.pathsep}")
+    assert len(cli("list", "--store", up)) == 3
+    monkeypatch.setenv("BLOBSTORE_LOWER", str(tmp_path / "missing"))
+    assert "there is no store" in cli("list", "--store", up, code=1)
     assert files_below(low / "blobs") | files_below(low / "manifests") == before
 
 
-def test_a_copy_to_another_store(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    source, here, there = write_checkpoint(tmp_path / "tiny"), tmp_path / "here", tmp_path / "there"
-    made = cli(capsys, "import", source, "a", "--store", here)
-    copied = cli(capsys, "cp", "a", "--to", there, "--store", here)
-    ways = {way: copied[way] for way in ("cloned", "linked", "copied") if way in copied}
-    assert sum(way["bytes"] for way in ways.values()) == made["stored_bytes"]
-    assert (copied["name"], copied["store"]) == ("a:latest", str(there))
-    again = cli(capsys, "cp", "a", "b:v2", "--to", there, "--store", here)
-    assert again["there"]["bytes"] == made["stored_bytes"]
-    assert cli(capsys, "verify", "--store", there)["damaged"] == []
-    with blobstore.open_model("b:v2", store=Store(there), verify=True) as model:
-        assert len(model) > 0
-    assert "is the store" in cli(capsys, "cp", "a", "--to", here, "--store", here, code=2)
-    assert "needs a NEW_NAME" in cli(capsys, "cp", "a", "--store", here, code=2)
-    assert "not found" in cli(capsys, "cp", "x", "--to", there, "--store", here, code=1)
+# Transfers
 
 
 def test_damage_is_not_copied(tmp_path: Path) -> None:
@@ -189,7 +163,7 @@ def test_a_transfer_that_fails_goes_on_where_it_stopped(tmp_path: Path) -> None:
     assert there.blobs.digests() == set()
     bad.write_bytes(blobs[-1])
     (done,) = transfer("m", here, there)
-    assert dict(done.blobs) == {How.THERE: 7, How.LINKED: 1} or done.blobs[How.THERE] == 7
+    assert done.blobs[How.THERE] == 7
     assert verify(there).is_sound
     assert list((there.root / ".blobstore" / "tmp").iterdir()) == []
 
@@ -239,36 +213,23 @@ def test_second_and_new_names_over_a_lower_store(lower: Store, upper: Store) -> 
     with pytest.raises(UsageError, match="already exists"):
         layers.move("p", "mine")
     layers.move("p", "mine", replace=True)
-    assert [str(name) for name in layers.manifests.names()] == [
-        "m:latest",
-        "mine:latest",
-        "n:latest",
-    ]
+    assert " ".join(map(str, layers.manifests.names())) == "m:latest mine:latest n:latest"
     assert blobs_of(layers, "mine") == [b"one", b"three"]
     assert upper.blobs.digests() == {Digest.of(b"three").hex}
-
-
-# In memory
 
 
 def test_an_import_into_memory_is_the_same_model(tmp_path: Path) -> None:
     source, local, memory = (
         write_checkpoint(tmp_path / "tiny"),
-        Store(tmp_path / "store"),
+        Store(tmp_path / "s"),
         MemoryStore(),
     )
-    on_disk = blobstore.import_model(source, "m", store=local, quant="int4")
-    in_memory = blobstore.import_model(source, "m", store=memory, quant="int4")
-    assert in_memory.digest == on_disk.digest
+    for home in (local, memory):
+        blobstore.import_model(source, "m", store=home, quant="int4")
+    assert memory.manifests.text(M) == local.manifests.text(M)
     assert memory.blobs.digests() == local.blobs.digests()
-    with (
-        blobstore.open_model("m", store=local) as one,
-        blobstore.open_model("m", store=memory, verify=True) as other,
-    ):
-        assert list(one) == list(other)
-        for name in one:
-            assert (one[name].dequantize() == other[name].dequantize()).all()
-    assert manifest_of().raw != memory.manifests.text(M) == local.manifests.text(M)
+    with blobstore.open_model("m", store=memory, verify=True) as model:
+        assert model.config.file_type == "int4"
 
 
 def test_headers_of_models_that_lie_below_are_read_at_once(lower: Store, upper: Store) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from support.clock import Clock
-from support.stores import blob_path, commit_model, descriptor, meanwhile
+from support.stores import blob_path, commit_model, descriptor, manifest_path, meanwhile
 
 from blobstore.errors import BusyError, StorageError, UsageError
 from blobstore.formats.documents import Manifest
@@ -47,8 +47,13 @@ def test_an_empty_folder_that_ollama_removes_in_mid_commit(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = store.root / "manifests/registry.ollama.ai/library/x"
-    removed: list[None] = []
-    in_mid_commit(monkeypatch, store, lambda: removed.append(os.removedirs(folder)))
+    removed: list[Path] = []
+
+    def remove() -> None:
+        os.removedirs(folder)
+        removed.append(folder)
+
+    in_mid_commit(monkeypatch, store, remove)
     commit_model(store, "x:new", b"new")
     assert removed
     assert sizes(store) == {"x:new": 3}
@@ -77,12 +82,16 @@ def test_a_move_whose_old_manifest_can_not_be_read_any_more_is_an_error(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     commit_model(store, "m", b"one")
-    (manifest,) = (path for path in store.root.glob("manifests/*/*/m/*"))
-    broken = manifest.with_name("broken")
-    in_mid_commit(monkeypatch, store, lambda: (manifest.rename(broken), manifest.mkdir()))
+    manifest = manifest_path(store, "m")
+
+    def make_a_folder_of_it() -> None:
+        manifest.unlink()
+        manifest.mkdir()
+
+    in_mid_commit(monkeypatch, store, make_a_folder_of_it)
     with pytest.raises(StorageError, match="regular file"):
         store.move("m", "n")
-    assert sizes(store)["n:latest"] == 3
+    assert sizes(store) == {"n:latest": 3}
 
 
 def test_a_move_waits_for_nobody_when_it_is_done(store: Store) -> None:

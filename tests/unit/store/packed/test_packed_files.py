@@ -1,4 +1,4 @@
-"""Packed files: every blob comes back, damage is found, memory is bounded by a frame."""
+"""Packed files: every blob comes back, and damage is found; files of earlier versions are read."""
 
 from __future__ import annotations
 
@@ -8,10 +8,8 @@ import shutil
 import struct
 from pathlib import Path
 
-import ml_dtypes
 import numpy as np
 import pytest
-from hypothesis import given, strategies as st
 from support import ROOT
 from support.checkpoints import BF16, normal, safetensors_bytes
 from support.packed_format import decoded
@@ -24,10 +22,10 @@ from blobstore.store.care.prune import prune
 from blobstore.store.care.verify import verify
 from blobstore.store.local.packed import PackedBlobs
 from blobstore.store.local.store import Store, open_store, unpack
-from blobstore.store.packed import files
-from blobstore.store.packed.files import join_planes, split_planes, write_packed
+from blobstore.store.packed.files import write_packed
 
 BEFORE = ROOT / "fixtures" / "before" / "packed"
+JSON = "application/vnd.ollama.image.json"
 
 
 def descriptor_of(data: bytes, media_type: str = TENSOR_MEDIA_TYPE) -> Descriptor:
@@ -42,40 +40,33 @@ def packed(folder: Path, data: bytes, media_type: str = TENSOR_MEDIA_TYPE) -> Pa
     return path
 
 
-def tensors(dtype: object, *shape: int) -> bytes:
+def tensor(dtype: object, *shape: int) -> bytes:
     return safetensors_bytes({"w": normal("w", *shape, dtype=dtype)})
 
 
-KINDS = {
-    "bf16": (tensors(BF16, 1100, 1024), 0.69),  # three frames
-    "f16": (tensors(np.float16, 256, 256), 0.87),
-    "f32": (tensors(np.float32, 700, 512), 0.85),
-    "e4m3": (
-        safetensors_bytes({"w": normal("w", 256, 256, scale=50).astype(ml_dtypes.float8_e4m3fn)}),
-        0.86,
-    ),
-    "mixed": (
-        safetensors_bytes(
-            {"a": normal("a", 33), "b": normal("b", 5, dtype=np.float32), "c": np.ones(7, np.int8)}
-        ),
-        2,
-    ),
-    "empty tensor": (
-        safetensors_bytes({"w": np.zeros((0, 3), np.float32), "b": normal("b", 3)}),
-        2,
-    ),
-    "a header that is cut": (tensors(BF16, 8)[:-1], 2),
-    "noise": (random.Random(0).randbytes(300_000), 1.01),
-    "nothing": (b"", 100),
-}
-"""Blobs, and the part of their bytes that their packed files take at most."""
-BF16_BLOB, MIXED = KINDS["bf16"][0], KINDS["mixed"][0]
+BF16_BLOB = tensor(BF16, 1100, 1024)  # three frames
+MIXED = safetensors_bytes(
+    {"a": normal("a", 33), "b": normal("b", 5, dtype=np.float32), "c": np.ones(7, np.int8)}
+)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_blob_comes_back(tmp_path: Path, kind: str) -> None:
-    data, part = KINDS[kind]
-    path = packed(tmp_path, data)
+@pytest.mark.parametrize(
+    ("data", "kind", "part"),
+    [
+        (BF16_BLOB, TENSOR_MEDIA_TYPE, 0.69),
+        (tensor(np.float32, 300, 256), TENSOR_MEDIA_TYPE, 0.85),
+        (MIXED, TENSOR_MEDIA_TYPE, 2),
+        (safetensors_bytes({"w": np.zeros((0, 3), np.float32)}), TENSOR_MEDIA_TYPE, 3),
+        (tensor(BF16, 8)[:-1], TENSOR_MEDIA_TYPE, 2),
+        (random.Random(0).randbytes(300_000), TENSOR_MEDIA_TYPE, 1.01),
+        (b'{"a": [1, 2, 3]}' * 1000, JSON, 0.0125),
+        (b"", JSON, 1),
+    ],
+    ids=["BF16", "F32", "mixed", "empty tensor", "cut header", "noise", "text", "nothing"],
+)
+def test_a_blob_comes_back(tmp_path: Path, data: bytes, kind: str, part: float) -> None:
+    """By our reader and after docs/formats.md; it takes that part of its bytes at most."""
+    path = packed(tmp_path, data, kind)
     assert decoded(path.read_bytes()) == data
     assert path.stat().st_size <= max(100, part * len(data))
     with PackedBlobs(tmp_path).open(descriptor_of(data)) as reader:
@@ -83,33 +74,21 @@ def test_a_blob_comes_back(tmp_path: Path, kind: str) -> None:
         assert reader.digest() == Digest.of(data)
 
 
-def test_a_document_comes_back_and_other_programs_can_read_it(tmp_path: Path) -> None:
-    data = b'{"a": [1, 2, 3]}' * 1000
-    path = packed(tmp_path, data, "application/vnd.ollama.image.json")
-    assert path.stat().st_size < 200
-    assert decoded(path.read_bytes()) == data
-
-
 def test_every_range_of_a_blob_is_read(tmp_path: Path) -> None:
-    packed(tmp_path, BF16_BLOB)
+    path = packed(tmp_path, BF16_BLOB)
     chance, size = random.Random(1), len(BF16_BLOB)
     with PackedBlobs(tmp_path).open(descriptor_of(BF16_BLOB)) as reader:
-        for _ in range(12):
+        for _ in range(8):
             begin, end = sorted(chance.randrange(size + 1) for _ in range(2))
             assert reader.read(begin, end - begin) == BF16_BLOB[begin:end]
         with pytest.raises(ShortReadError):
             reader.read(size - 1, 2)
-
-
-def test_after_a_damaged_frame_nothing_else_is_read_in_its_place(tmp_path: Path) -> None:
-    data = random.Random(0).randbytes(3 * 2**20)
-    path = packed(tmp_path, data)
     raw = bytearray(path.read_bytes())
     raw[len(raw) // 2] ^= 1
     path.write_bytes(raw)
-    with PackedBlobs(tmp_path).open(descriptor_of(data)) as reader:
-        assert reader.read(0, 100) == data[:100]
-        for _ in range(2):
+    with PackedBlobs(tmp_path).open(descriptor_of(BF16_BLOB)) as reader:
+        assert reader.read(0, 100) == BF16_BLOB[:100]
+        for _ in range(2):  # nothing else is read in place of a damaged frame
             with pytest.raises(CorruptDataError):
                 reader.read(2**20, 100)
 
@@ -117,35 +96,26 @@ def test_after_a_damaged_frame_nothing_else_is_read_in_its_place(tmp_path: Path)
 def test_flipped_bits_and_cuts_are_found(tmp_path: Path) -> None:
     """A bit of a frame's header is not used by zstandard: the bytes are right then."""
     path = packed(tmp_path, MIXED)
-    raw, errors = path.read_bytes(), []
-    flipped = [raw[:at] + bytes([raw[at] ^ 1 << at % 8]) + raw[at + 1 :] for at in range(len(raw))]
-    for other in (*flipped, *(raw[:length] for length in range(0, len(raw), 5))):
+    raw, outcomes = path.read_bytes(), list[str]()
+    flipped = [
+        raw[:at] + bytes([raw[at] ^ 1 << at % 8]) + raw[at + 1 :] for at in range(0, len(raw), 2)
+    ]
+    for other in (*flipped, *(raw[:length] for length in range(0, len(raw), 20))):
         path.write_bytes(other)
         try:
             with PackedBlobs(tmp_path).open(descriptor_of(MIXED)) as reader:
                 assert reader.read(0, len(MIXED)) == MIXED
+                outcomes.append("unnoticed")
         except CorruptDataError as error:
-            errors.append(error)
-    assert len(errors) >= len(raw) + len(raw) // 5
-    assert all(str(path) in str(error.path) for error in errors)
+            outcomes.append(str(error.path))
+    assert outcomes.count("unnoticed") <= 1
+    assert all(str(path) in outcome for outcome in outcomes if outcome != "unnoticed")
 
 
 def test_a_blob_whose_bytes_do_not_match_its_digest_is_not_packed(tmp_path: Path) -> None:
     with pytest.raises(DigestMismatchError) as caught:
         write_packed(tmp_path / "file", descriptor_of(MIXED), BytesReader(MIXED[:-1] + b"!"))
     assert caught.value.blob == str(Digest.of(MIXED))
-
-
-@given(data=st.binary(max_size=300), width=st.sampled_from([1, 2, 4]))
-def test_planes_are_joined_to_what_was_split(data: bytes, width: int) -> None:
-    assert join_planes(b"".join(split_planes(data, width)), width) == data
-
-
-def test_the_written_file_is_decoded_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A coder that makes a mistake is found before the plain blob is given up."""
-    monkeypatch.setattr(files, "split_planes", lambda data, width: split_planes(data, width)[::-1])
-    with pytest.raises(DigestMismatchError):
-        packed(tmp_path, MIXED)
 
 
 # Packed files of earlier versions: "base", and "tuned" that was packed against it
@@ -179,16 +149,14 @@ def test_a_base_of_before_stays_while_it_is_needed(old: Store) -> None:
 
 
 def test_damage_of_a_file_of_before_is_found(old: Store) -> None:
-    """In some bytes: never other bytes, and never an error without the file."""
     for path in old_files(old):
         raw = path.read_bytes()
-        middle, size = len(raw) // 2, len(raw)
+        middle = len(raw) // 2
         flipped = raw[:middle] + bytes([raw[middle] ^ 1]) + raw[middle + 1 :]
-        for damaged in (flipped, raw[:7], raw[:60], raw[: size - 1]):
+        for damaged in (flipped, raw[:7], raw[:60]):
             path.write_bytes(damaged)
             assert verify(open_store(old.root)).damaged, (path.name, len(damaged))
         path.write_bytes(raw)
-    assert verify(open_store(old.root)).is_sound
 
 
 def test_an_index_of_before_that_lies_is_refused(old: Store) -> None:
@@ -198,7 +166,7 @@ def test_an_index_of_before_that_lies_is_refused(old: Store) -> None:
     offset, length = struct.unpack_from("<QQ", raw, len(raw) - 56)
     index = raw[offset : offset + length]
     digests = {Digest(digest) for digest in PackedBlobs(path.parent).files()[path.name]}
-    for place in range(0, length, 18):
+    for place in range(0, length, 22):
         for word in (0, 2**32 - 1):
             other = (index[:place] + struct.pack("<I", word) + index[place + 4 :])[:length]
             trailer = struct.pack("<QQ32s", offset, length, hashlib.sha256(other).digest())
