@@ -93,16 +93,13 @@ def found_in(model: StoredModel, *, outlined: bool) -> Any:
     try:
         if outlined:
             outline = ModelOutline.of(model, layers)
-            counts, names, forms = outline.counts, outline.names, outline.forms
+            found: Any = (list(outline.counts), outline.names, outline.forms)
         else:
             each = list(model.tensors_of_each(layers))
             tensors = [one for some in each for one in some]
-            counts, names, forms = (
-                [len(some) for some in each],
-                [one.name for one in tensors],
-                tensors,
-            )
-        return list(counts), names, [[getattr(one, field) for field in FIELDS] for one in forms]
+            found = ([len(some) for some in each], [one.name for one in tensors], tensors)
+        *others, forms = found
+        return others, [[getattr(one, field) for field in FIELDS] for one in forms]
     except BlobStoreError as error:
         return type(error), str(error)
 
