@@ -41,12 +41,8 @@ SHAPES: dict[str, Callable[[], str]] = {
 EMPTY = '"N":{"dtype":"BF16","shape":[0],"data_offsets":[0,0]}'
 HEADERS: dict[str, Callable[[], str]] = {
     "15,000 empty tensors": functools.partial(members, EMPTY, 15_000),
-    "metadata of 90,000 keys": lambda: (
-        f'{{"__metadata__":{members(chr(34) + "N" + chr(34) + ":" + chr(34) * 2, 90_000)}}}'
-    ),
-    "shapes of 64 axes": functools.partial(
-        members, EMPTY.replace("[0]", f"[{'1,' * 63}0]", 1), 5_000
-    ),
+    "metadata of 90,000 keys": lambda: '{"__metadata__":' + members('"N":""', 90_000) + "}",
+    "shapes of 64 axes": lambda: members(EMPTY.replace("[0]", f"[{'1,' * 63}0]", 1), 5_000),
 }
 
 
@@ -61,9 +57,8 @@ def header(name: str) -> bytes:
 
 def lines_of(line: str) -> bytes:
     """Return a Modelfile of about 1 MB."""
-    return (
-        "FROM model\n" + "\n".join(line.format(n) for n in range(MB // (len(line) + 4)))
-    ).encode()
+    lines = (line.format(n) for n in range(MB // (len(line) + 4)))
+    return "\n".join(("FROM model", *lines)).encode()
 
 
 # Models that somebody else stored
@@ -84,9 +79,8 @@ def store(folder: Path, data: bytes, media: str, name: str, times: int = 1) -> N
     """Store a model of one blob under many names."""
     for blob in (data, b"{}"):
         (folder / f"store/blobs/sha256-{hashlib.sha256(blob).hexdigest()}").write_bytes(blob)
-    put(
-        folder / BAD, manifest(*(descriptor(data, media, f"{name}{n or ''}") for n in range(times)))
-    )
+    layers = (descriptor(data, media, f"{name}{n or ''}") for n in range(times))
+    put(folder / BAD, manifest(*layers))
 
 
 def put(path: Path, data: bytes) -> None:
@@ -144,12 +138,12 @@ def deep(folder: Path) -> None:
 # Archives
 
 
-def tar(*files: tuple[str, bytes], pax: dict[str, str] | None = None) -> bytes:
+def tar(*files: tuple[str, bytes]) -> bytes:
     out = io.BytesIO()
     with tarfile.open(fileobj=out, mode="w", format=tarfile.PAX_FORMAT) as archive:
         for path, data in files:
             info = tarfile.TarInfo(path)
-            info.size, info.pax_headers = len(data), pax or {}
+            info.size = len(data)
             archive.addfile(info, io.BytesIO(data))
     return out.getvalue()
 
@@ -194,9 +188,8 @@ def big(size: int) -> bytes:
 def lying_table() -> bytes:
     """Return a frame with a seek table of 50,000 frames of 4 GB."""
     frame = squeezed(tar(LAYOUT, index([])))
-    table = struct.pack("<II", len(frame), 2**32 - 1) * 50_000 + struct.pack(
-        "<IBI", 50_000, 0, 0x8F92EAB1
-    )
+    table = struct.pack("<II", len(frame), 2**32 - 1) * 50_000
+    table += struct.pack("<IBI", 50_000, 0, 0x8F92EAB1)
     return frame + struct.pack("<II", 0x184D2A5E, len(table)) + table
 
 
@@ -211,9 +204,8 @@ def restarted() -> bytes:
 
 
 def get(path: str, fields: str = "", method: str = "GET") -> bytes:
-    return (
-        f"{method} {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n{fields}\r\n".encode()
-    )
+    head = f"{method} {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n{fields}\r\n"
+    return head.encode()
 
 
 def post(body: bytes) -> bytes:
@@ -276,37 +268,26 @@ FILES: tuple[tuple[str, str, Bytes], ...] = (
     ("template", "'x' * 3000000000", lambda: b"{{ 'x' * 3000000000 }}"),
     ("template", "a loop that prints", lambda: b"{% for a in range(99999) %}{% for b in range(99999)"
      b" %}" + b"x" * 1000 + b"{% endfor %}{% endfor %}"),
-    ("template", "9 ** (9 ** 9)", lambda: b"{{ 9 ** (9 ** 9) }}"),
     ("template", "40,000 nested blocks", lambda: b"{% if a %}" * 40_000 + b"{% endif %}" * 40_000),
     ("tokenizer", "70,000 words", lambda: json.dumps(
         {"model": {"type": "BPE", "vocab": {f"{n:x}": n for n in range(70_000)}, "merges": []}}).encode()),
     ("policy", "a key of 400,000 dots", lambda: b"a." * 400_000 + b"a=1"),
-    ("policy", "arrays 400,000 deep", lambda: b"rules=" + b"[" * 400_000),
     ("policy", "70,000 rules", lambda: b"rules=" + array('"*a*b*=int8"').encode()),
     ("batch", "40,000 models", lambda: b"[[model]]\nsource=''\n" * 40_000),
     *(("Modelfile", f"{line.lower()}s without end", functools.partial(lines_of, line + " {}"))
       for line in ("PARAMETER stop", "MESSAGE user", "LICENSE")),
-    ("key", "1 MB of PEM", lambda: b"-----BEGIN PUBLIC KEY-----\n" + b"A" * MB),
     ("key", "scrypt that wants 1 TB", lambda: pem(
         b'{"kdf":{"name":"scrypt","params":{"N":1073741824,"r":8,"p":1},"salt":""},'
         b'"cipher":{"name":"nacl/secretbox","nonce":""},"ciphertext":""}')),
     ("archive", "manifest of 64 MB of []", lambda: squeezed(
         tar(LAYOUT, index([big(64 * MB)]), blob(big(64 * MB))))),
-    ("archive", "index.json of 16 MB of []", lambda: squeezed(tar(LAYOUT, ("index.json", big(16 * MB))))),
-    ("archive", "oci-layout of 64 MB of []", lambda: squeezed(tar(("oci-layout", big(64 * MB))))),
     ("archive", "index of 10,000 models", lambda: squeezed(
         tar(LAYOUT, index([b"{}"] * 10_000), blob(b"{}")))),
     ("archive", "PAX records without end", lambda: squeezed(block(b"x", 11, b"11 a=bcdef\n") * 8, 100_000)),
-    ("archive", "a PAX record of 900 KB", lambda: tar(LAYOUT, pax={"comment": "x" * 900_000})),
     ("archive", "GNU long names without end", lambda: squeezed(block(b"L", 512, b"a" * 511) * 8, 100_000)),
-    ("archive", "folders without end", lambda: squeezed(block(b"5", 0) * 64, 20_000)),
-    ("archive", "a member twice", lambda: tar(LAYOUT, LAYOUT, index([]))),
-    ("archive", "a member of 8 EB", lambda: block(b"0", 2**62)),
-    ("archive", "a sparse member", lambda: block(b"S", 512, bytes(2048))),
     ("archive", "10 GB of zeros in a zstd frame", lambda: squeezed(bytes(MB), 10_000)),
     ("archive", "900 MB of zeros in a gzip stream", lambda: squeezed(bytes(MB), 900, by="gzip")),
     ("archive", "a zstd window of 2 GB", lambda: struct.pack("<IBB", 0xFD2FB528, 0, 0xA8) + b"\1\0\0" * (MB // 3)),
-    ("archive", "80,000 empty zstd frames", lambda: squeezed(b"") * 80_000),
     ("archive", "a seek table that lies", lying_table),
     ("archive", "a stream that is started again", restarted),
 )
@@ -335,7 +316,6 @@ REPLIES: tuple[tuple[str, str, Callable[[], dict[str, Reply]]], ...] = (
     ("registry", "token of 1 MB of []", lambda: {
         "token": (200, {}, inside("[] without end", '"token":"t","x":')),
         "": (401, {"WWW-Authenticate": 'Bearer realm="{me}/token",service="s"'}, b"")}),
-    ("registry", "challenge of 60 KB", lambda: {"": (401, {"WWW-Authenticate": f'Bearer a="{"x," * 30_000}"'}, b"")}),
     ("registry", "error of 1 MB of []", lambda: {"": (404, {}, inside("[] without end", '"errors":'))}),
     ("registry", "redirects without end", lambda: {"": (307, {"Location": "{me}/v2/x/manifests/{n}"}, b"")}),
     ("server", "15,000 empty tensors", lambda: {
@@ -347,16 +327,13 @@ REPLIES: tuple[tuple[str, str, Callable[[], dict[str, Reply]]], ...] = (
 )
 REQUESTS: tuple[tuple[str, str, Bytes], ...] = (
     ("page", "query of 1 MB", lambda: get("/api/model?name=" + "a" * MB)),
-    ("page", "query of 16,000 fields", lambda: get("/api/model?" + "a&" * 16_000)),
     ("page", "1,000 models to compare", lambda: get("/api/plots/frontier?models=" + "good:1," * 1_000)),
-    ("page", "path of 1 MB", lambda: get("/" + "a/" * (MB // 2))),
     ("page", "head of 1 MB", lambda: get("/", "X: y\r\n" * (MB // 6))),
     ("page", "2,000 ranges of a blob", lambda: get(
         "/v2/library/good/blobs/{blob}", f"Range: bytes={'0-,' * 2_000}0-\r\n")),
     ("page", "body of 1 MB", lambda: get("/", f"Content-Length: {MB}\r\n") + bytes(MB)),
     ("chat", "prompt of two letters", chat),
     ("chat", "prompt of 1 MB", lambda: chat("a b " * (MB // 4))),
-    ("chat", "prompt of 1 MB without a space", lambda: chat("a" * MB)),
     ("chat", "30,000 messages", lambda: chat("a", 30_000)),
     ("chat", "tools of 1 MB of []", lambda: post(inside("[] without end", '"messages":[],"tools":'))),
     ("chat", "60,000 stop texts", lambda: chat(stop=[str(n) for n in range(60_000)])),

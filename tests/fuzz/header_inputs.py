@@ -7,28 +7,23 @@ mutations add up.
 
 from __future__ import annotations
 
+import math
 import random
 import re
 import struct
 from collections.abc import Sequence
 from typing import TypeVar
 
+from blobstore.formats.dtypes import DType
+
 T = TypeVar("T")
 
 MOST_DATA = 4096
-_DATA = random.Random(0).randbytes(MOST_DATA)
-_PREFIX = struct.Struct("<Q")
-_TOKEN = re.compile(rb'"(?:[^"\\]|\\.)*"|[-+.\w]+|\s+|.', re.DOTALL)
-_TEMPLATES = 64
-_MOST_TOKENS = 400
-
-BITS = {
-    b"F32": 32, b"BF16": 16, b"F16": 16, b"U8": 8, b"I8": 8, b"BOOL": 8, b"U32": 32, b"I32": 32,
-    b"I64": 64, b"U64": 64,
-    b"F64": 64, b"C64": 64, b"I16": 16, b"U16": 16, b"F8_E4M3": 8, b"F8_E5M2": 8, b"F8_E8M0": 8,
-    b"F8_E4M3FNUZ": 8,
-    b"F8_E5M2FNUZ": 8, b"F4": 4, b"F6_E2M3": 6, b"F6_E3M2": 6,
-}  # fmt: skip
+DATA = random.Random(0).randbytes(MOST_DATA)
+TOKEN = re.compile(rb'"(?:[^"\\]|\\.)*"|[-+.\w]+|\s+|.', re.DOTALL)
+TEMPLATES = 64
+MOST_TOKENS = 400
+BITS = {dtype.value.encode(): dtype.bits for dtype in DType}
 DTYPES = tuple(BITS)
 
 # Strings, with their quotes. Some are equal after unescaping, some are no UTF-8, some no JSON.
@@ -80,21 +75,7 @@ SPACES = (
 )  # fmt: skip
 MARKS = (b"{", b"}", b"[", b"]", b":", b",", b'"', b"\\", b"-", b".", b"e")
 POOLS = (NAMES, ODD_STRINGS, NUMBERS, NUMBERS, VALUES, SPACES, MARKS)
-LENGTHS = (
-    0,
-    1,
-    2,
-    7,
-    8,
-    2**31,
-    2**32,
-    2**63 - 1,
-    2**63,
-    2**64 - 1,
-    99_999_999,
-    100_000_000,
-    100_000_001,
-)
+LENGTHS = (0, 1, 7, 8, 2**31, 2**32, 2**63, 2**64 - 1, 99_999_999, 100_000_000, 100_000_001)
 ENTRY = (
     b"{", b'"dtype"', b":", b'"U8"', b",", b'"shape"', b":", b"[", b"]", b",", b'"data_offsets"',
     b":", b"[", b"0", b",",
@@ -106,202 +87,145 @@ class Inputs:
     """An endless sequence of files, mostly one to three mutations away from a valid one."""
 
     def __init__(
-        self, seed: int | str, files: Sequence[bytes] = (), fresh: int = _TEMPLATES
+        self, seed: int | str, files: Sequence[bytes] = (), fresh: int = TEMPLATES
     ) -> None:
-        self._random = random.Random(seed)
-        self._templates = [self._valid() for _ in range(fresh)] + [_tokens(file) for file in files]
-        self._last: tuple[list[bytes], int] = self._templates[0]
+        self.random = random.Random(seed)
+        self.templates = [self.valid() for _ in range(fresh)] + [tokens_of(file) for file in files]
+        self.last: tuple[list[bytes], int] = self.templates[0]
 
     def next(self) -> bytes:
         """Return the next file."""
-        tokens, data_size = self._choose(self._templates)
+        tokens, data_size = self.choose(self.templates)
         tokens = tokens.copy()
-        for _ in range(self._choose((0, 1, 1, 1, 2, 2, 3))):
-            self._mutate(tokens)
-        if self._random.random() < 0.03:
-            data_size += self._choose((-8, -1, 1, 8))
-        self._last = (tokens, min(max(data_size, 0), MOST_DATA))
-        return self._file(b"".join(tokens), self._last[1])
+        for _ in range(self.choose((0, 1, 1, 1, 1, 2, 3))):
+            self.mutate(tokens)
+        if self.random.random() < 0.03:
+            data_size += self.choose((-8, -1, 1, 8))
+        self.last = (tokens, min(max(data_size, 0), MOST_DATA))
+        return self.file(b"".join(tokens), self.last[1])
 
     def keep(self) -> None:
         """Take the last file as a template, in the place of another."""
-        if len(self._last[0]) <= _MOST_TOKENS:
-            self._templates[self._below(len(self._templates))] = self._last
+        if len(self.last[0]) <= MOST_TOKENS:
+            self.templates[self.below(len(self.templates))] = self.last
 
     def renew(self) -> None:
         """Replace a template by a new valid file."""
-        self._templates[self._below(len(self._templates))] = self._valid()
+        self.templates[self.below(len(self.templates))] = self.valid()
 
-    def _below(self, stop: int) -> int:
-        return int(self._random.random() * stop)
+    def below(self, stop: int) -> int:
+        return int(self.random.random() * stop)
 
-    def _choose(self, options: Sequence[T]) -> T:
-        return options[int(self._random.random() * len(options))]
+    def choose(self, options: Sequence[T]) -> T:
+        return options[self.below(len(options))]
 
-    def _file(self, text: bytes, data_size: int) -> bytes:
-        kind = self._random.random()
-        if kind < 0.06:  # bytes, as no grammar has them
-            text = self._with_wrong_bytes(text)
-        raw = _PREFIX.pack(len(text)) + text + _DATA[:data_size]
-        if kind < 0.98:
-            return raw
-        if kind < 0.99:
-            return raw[: self._below(len(raw) + 1)]
-        length = (
-            self._choose(LENGTHS)
-            if kind < 0.995
-            else max(len(text) + self._choose((-1, 1, -8, 8)), 0)
-        )
-        return _PREFIX.pack(length) + raw[8:]
+    def file(self, text: bytes, data_size: int) -> bytes:
+        """Return the file of a text, a few with wrong bytes, cut, or with a wrong length."""
+        kind = self.below(100)
+        if kind < 6:
+            changed = bytearray(text)
+            for _ in range(self.choose((1, 1, 2, 4))):
+                place = self.below(len(changed) + 1)
+                wrong = self.choose((b"", bytes((self.below(256),))))
+                changed[place : place + self.choose((0, 1, 1, 16))] = wrong
+            text = bytes(changed)
+        length = len(text)
+        if kind == 98:
+            length = self.choose((*LENGTHS, max(length + self.choose((-8, -1, 1, 8)), 0)))
+        raw = struct.pack("<Q", length) + text + DATA[:data_size]
+        return raw[: self.below(len(raw) + 1)] if kind == 99 else raw
 
-    def _with_wrong_bytes(self, text: bytes) -> bytes:
-        changed = bytearray(text)
-        for _ in range(self._choose((1, 1, 2, 4))):
-            place = self._below(len(changed) + 1)
-            kind = self._below(4)
-            if kind == 0:
-                changed[place : place + 1] = bytes((self._below(256),))
-            elif kind == 1:
-                changed[place:place] = bytes((self._below(256),))
-            elif kind == 2:
-                del changed[place : place + self._choose((1, 1, 2, 16))]
-            elif place < len(changed):
-                changed[place] ^= 1 << self._below(8)
-        return bytes(changed)
-
-    def _mutate(self, tokens: list[bytes]) -> None:
-        place = self._place(tokens, 0)
-        kind = self._below(28)
-        if kind < 15:
-            place = self._place(tokens, 3)
-            tokens[place] = self._alike(tokens[place])
-        elif kind < 21:
-            self._add_field(tokens, place)
-        elif kind == 21:
-            tokens[place] = self._choose(self._choose(POOLS))
-        elif kind == 22:
-            tokens.insert(place, self._choose(self._choose(POOLS)))
-        elif kind == 23:
-            tokens.insert(place, self._choose(SPACES[:5]))
-        else:
-            self._mutate_range(tokens, place, kind)
-
-    def _mutate_range(self, tokens: list[bytes], place: int, kind: int) -> None:
-        """Remove, swap, double or take from another file a few tokens."""
-        if kind == 24:
-            del tokens[place : place + self._choose((1, 2, 3, 4, 20))]
-        elif kind == 25:
-            other = self._below(len(tokens))
-            tokens[place], tokens[other] = tokens[other], tokens[place]
-        elif kind == 26:
-            tokens[place:place] = tokens[place : place + self._choose((2, 4, 20))]
-        else:
-            others = self._choose(self._templates)[0]
-            start = self._below(len(others) + 1)
-            tokens[place:place] = others[start : start + self._choose((1, 4, 20))]
-
-    def _place(self, tokens: list[bytes], tries: int) -> int:
-        """Return the place of a token.
-
-        Look so many times for one that is no mark, because without marks all is lost.
-        """
+    def mutate(self, tokens: list[bytes]) -> None:
+        """Change a token, mostly; or insert, remove, swap, double, or take a few from a file."""
         if not tokens:
             tokens.append(b"{")
-        place = self._below(len(tokens))
-        for _ in range(tries):
-            if tokens[place] not in MARKS:
-                break
-            place = self._below(len(tokens))
-        return place
+        place, kind = self.below(len(tokens)), self.below(28)
+        if kind < 15:
+            while tokens[place] in MARKS and self.below(4):  # without marks all is lost
+                place = self.below(len(tokens))
+            tokens[place] = self.alike(tokens[place])
+        elif kind < 21:
+            self.add_field(tokens, place)
+        elif kind < 24:
+            new = self.choose(self.choose((*POOLS, SPACES[:5])))
+            tokens[place : place + self.below(2)] = [new]
+        elif kind == 24:
+            del tokens[place : place + self.choose((1, 2, 3, 4, 20))]
+        elif kind == 25:
+            other = self.below(len(tokens))
+            tokens[place], tokens[other] = tokens[other], tokens[place]
+        else:
+            others = tokens if kind == 26 else self.choose(self.templates)[0]
+            start = self.below(len(others) + 1)
+            tokens[place:place] = others[start : start + self.choose((1, 2, 4, 20))]
 
-    def _alike(self, token: bytes) -> bytes:
+    def alike(self, token: bytes) -> bytes:
         """Return another token for a place: mostly one of the same kind, such as another number."""
-        kind = self._random.random()
-        if kind < 0.05:
-            return self._choose(VALUES)
-        if token.isdigit() and len(token) < 30:
-            return (
-                b"%d" % (int(token) + self._choose((-8, -1, -1, 1, 1, 8)))
-                if kind < 0.6
-                else self._choose(NUMBERS)
-            )
+        kind = self.random.random()
+        if kind < 0.08:
+            return self.choose(VALUES)
+        if token.isdigit() and len(token) < 30 and kind < 0.6:
+            return b"%d" % (int(token) + self.choose((-8, -1, -1, 1, 1, 8)))
         if token[:1] == b'"':
-            return (
-                self._choose(NAMES if kind < 0.3 else ODD_STRINGS)
-                if kind < 0.5
-                else b'"%b"' % self._choose(DTYPES)
-            )
-        return self._choose(MARKS if token in MARKS else NUMBERS)
+            if kind > 0.5:
+                return b'"%b"' % self.choose(DTYPES)
+            return self.choose(NAMES if kind < 0.3 else ODD_STRINGS)
+        return self.choose(MARKS if token in MARKS else NUMBERS)
 
-    def _add_field(self, tokens: list[bytes], place: int) -> None:
+    def add_field(self, tokens: list[bytes], place: int) -> None:
         """Put a member before the next closing brace: an unknown field, a tensor, metadata."""
         while place < len(tokens) and tokens[place] != b"}":
             place += 1
         comma = (b",",) if place and tokens[place - 1] != b"{" else ()
-        kind = self._below(4)
-        if kind == 0:
-            value: Sequence[bytes] = ENTRY
-        else:
-            value = (self._choose(VALUES if kind == 1 else NUMBERS if kind == 2 else NAMES),)
-        tokens[place:place] = (*comma, self._choose(NAMES if kind else ODD_STRINGS), b":", *value)
+        kind = self.below(4)
+        value = (self.choose((VALUES, NUMBERS, NAMES)[kind - 1]),) if kind else ENTRY
+        name = self.choose(NAMES if kind else ODD_STRINGS)
+        tokens[place:place] = (*comma, name, b":", *value)
 
-    def _valid(self) -> tuple[list[bytes], int]:
+    def valid(self) -> tuple[list[bytes], int]:
         """Return the tokens of a valid header and the bytes of its data."""
         members: list[list[bytes]] = []
         offset = 0
-        names = self._random.sample(NAMES, self._choose((0, 1, 1, 2, 2, 3, 5)))
-        for name in names:
-            entry, end = self._entry(offset)
+        for name in self.random.sample(NAMES, self.choose((0, 1, 1, 2, 2, 3, 5))):
+            entry, end = self.entry(offset)
             if end <= MOST_DATA:
                 members.append([name, b":", *entry])
                 offset = end
-        if self._random.random() < 0.3:
-            self._random.shuffle(members)
-        if self._random.random() < 0.3:
-            pairs = [
-                [name, b":", self._choose(NAMES)]
-                for name in self._random.sample(NAMES, self._below(4))
-            ]
-            members.insert(
-                self._below(len(members) + 1),
-                [b'"__metadata__"', b":", b"{", *_joined(pairs), b"}"],
-            )
-        spaces = [b" "] * self._choose((0, 0, 0, 1, 6))
-        return [b"{", *_joined(members), b"}", *spaces], offset
+        if self.random.random() < 0.3:
+            self.random.shuffle(members)
+        if self.random.random() < 0.3:
+            names = self.random.sample(NAMES, self.below(4))
+            pairs = joined([[name, b":", self.choose(NAMES)] for name in names])
+            metadata = [b'"__metadata__"', b":", b"{", *pairs, b"}"]
+            members.insert(self.below(len(members) + 1), metadata)
+        spaces = [b" "] * self.choose((0, 0, 0, 1, 6))
+        return [b"{", *joined(members), b"}", *spaces], offset
 
-    def _entry(self, begin: int) -> tuple[list[bytes], int]:
-        dtype = self._choose(DTYPES)
-        shape = [
-            self._choose((0, 1, 1, 2, 2, 3, 4, 8)) for _ in range(self._choose((0, 1, 1, 2, 2, 3)))
-        ]
-        bits = BITS[dtype]
-        for dim in shape:
-            bits *= dim
-        if bits % 8:
+    def entry(self, begin: int) -> tuple[list[bytes], int]:
+        """Return the tokens of an entry and the end of its data."""
+        dtype = self.choose(DTYPES)
+        rank = self.choose((0, 1, 1, 2, 2, 3))
+        shape = [self.choose((0, 1, 1, 2, 2, 3, 4, 8)) for _ in range(rank)]
+        if BITS[dtype] * math.prod(shape) % 8:
             shape.append(4)
-            bits *= 4
-        end = begin + bits // 8
+        end = begin + BITS[dtype] * math.prod(shape) // 8
         fields = [
             [b'"dtype"', b":", b'"%b"' % dtype],
-            [b'"shape"', b":", b"[", *_joined([[b"%d" % dim] for dim in shape]), b"]"],
+            [b'"shape"', b":", b"[", *joined([[b"%d" % dim] for dim in shape]), b"]"],
             [b'"data_offsets"', b":", b"[", b"%d" % begin, b",", b"%d" % end, b"]"],
         ]
-        if self._random.random() < 0.3:
-            self._random.shuffle(fields)
-        return [b"{", *_joined(fields), b"}"], end
+        if self.random.random() < 0.3:
+            self.random.shuffle(fields)
+        return [b"{", *joined(fields), b"}"], end
 
 
-def _joined(parts: Sequence[Sequence[bytes]]) -> list[bytes]:
-    tokens: list[bytes] = []
-    for part in parts:
-        if tokens:
-            tokens.append(b",")
-        tokens.extend(part)
-    return tokens
+def joined(parts: Sequence[Sequence[bytes]]) -> list[bytes]:
+    """Return the tokens of all parts, with commas between them."""
+    return [token for part in parts for token in (b",", *part)][1:]
 
 
-def _tokens(raw: bytes) -> tuple[list[bytes], int]:
+def tokens_of(raw: bytes) -> tuple[list[bytes], int]:
     """Return the tokens of any file's header, valid or not, and the bytes of its data."""
     length = int.from_bytes(raw[:8], "little")
     text = raw[8 : 8 + min(length, len(raw))]
-    return _TOKEN.findall(text), min(len(raw) - 8 - len(text), MOST_DATA) if len(raw) >= 8 else 0
+    return TOKEN.findall(text), min(max(len(raw) - 8 - len(text), 0), MOST_DATA)

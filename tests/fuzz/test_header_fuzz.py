@@ -17,9 +17,9 @@ SMALL = [case for case in load("header") if not case.by_recipe]
 
 
 def test_the_invariant_holds_for_generated_files() -> None:
-    report = run_batch("ci.5", BATCH)
-    assert report.executions == BATCH
-    assert report.broken == [], "python tests/fuzz/headers.py --batch ci.5"
+    report = run_batch("ci.1")
+    assert report.broken == []
+    assert report.counts.total() == BATCH
     # Every rule and every class is met, so that none of them holds for want of files.
     assert report.counts.keys() == VERDICTS
 

@@ -17,23 +17,14 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from blobstore.errors import BlobStoreError
 from support import FIXTURES
-from support.checkpoints import safetensors_bytes
 
 CORPUS = FIXTURES / "corpus"
-TIB = 2**40
 INDEX_NAME = "model.safetensors.index.json"
-
-_SHARDS = {"model-00001-of-00002.safetensors": "a", "model-00002-of-00002.safetensors": "b"}
-_OTHER_SHARDS = {
-    "index-dup-name": {"m1.safetensors": "a", "m2.safetensors": "a"},
-    "index-total-size-float": {"m.safetensors": "a"},
-    "index-tensor-in-two-shards": {"m1.safetensors": "a", "m2.safetensors": "a"},
-}
+TIB = 2**40
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,28 +123,6 @@ def refusal(call: Callable[[], object]) -> BlobStoreError:
     assert vars(again) == vars(error)
     assert (again.args, str(again)) == (error.args, str(error))
     return error
-
-
-def write_index_folder(case: Case, folder: Path, empty: str | None = None) -> dict[str, str]:
-    """Write the folder that an index case is about.
-
-    Return its shards: file name and the one tensor in it.
-
-    Tensor ``a`` is F32 ``[1, 2]`` in a folder of one shard and ``[1]`` else, ``b`` is ``[2]``: the
-    ``total_size`` of the accepted cases. The shard ``empty`` is written without tensors.
-    """
-    folder.mkdir()
-    shards = _OTHER_SHARDS.get(case.id, _SHARDS)
-    for file, name in shards.items():
-        tensors = {} if file == empty else {name: index_tensor(name, len(shards))}
-        (folder / file).write_bytes(safetensors_bytes(tensors))
-    case.write(folder / INDEX_NAME)
-    return shards
-
-
-def index_tensor(name: str, shards: int) -> np.ndarray[Any, np.dtype[np.float32]]:
-    """Return the values of a tensor of an index case's folder with so many shards."""
-    return np.array([1, 2] if shards == 1 else [1 if name == "a" else 2], np.float32)
 
 
 def _case(document: dict[str, Any]) -> Case:

@@ -9,22 +9,13 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from blobstore.formats.dtypes import DType
+
 Tensor = tuple[str, tuple[int, ...]]
 """A dtype's name and a shape."""
 Tensors = Mapping[str, Tensor]
 
-_BITS = {
-    "F4": 4,
-    "U8": 8,
-    "I8": 8,
-    "F8_E4M3": 8,
-    "F8_E5M2": 8,
-    "F8_E8M0": 8,
-    "I16": 16,
-    "BF16": 16,
-    "F16": 16,
-}
-_BITS |= {"I32": 32, "U32": 32, "F32": 32, "I64": 64, "F64": 64, "BOOL": 8}
+_BITS = {dtype.value: dtype.bits for dtype in DType}
 
 
 def header(
