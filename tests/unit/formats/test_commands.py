@@ -49,22 +49,18 @@ def test_characters_that_do_not_print_are_left_out_and_counted() -> None:
 
 
 def test_every_command_knows_its_line() -> None:
-    commands, _ = read_script(
-        b'\r\n# x\rFROM a\nSYSTEM """\r\nb\r\n\n"""\r\n\r\nLICENSE c', "Modelfile"
-    )
-    assert [(command.name, command.line) for command in commands] == [
-        ("from", 3),
-        ("system", 4),
-        ("license", 9),
-    ]
+    text = b'\r\n# x\rFROM a\nSYSTEM """\r\nb\r\n\n"""\r\n\r\nLICENSE c'
+    commands, _ = read_script(text, "Modelfile")
+    lines = [(command.name, command.line) for command in commands]
+    assert lines == [("from", 3), ("system", 4), ("license", 9)]
 
 
 BAD = {
-    "FROM a\n  @b c": "line 2: unknown command '@b'",
-    "\nSYSTEM\nFROM a": "line 2: SYSTEM has no value",
-    "PARAMETER \nstop a": "line 1: PARAMETER needs a name and a value",
-    "MESSAGE user: hello": "line 1: MESSAGE needs a role and a text",
-    'FROM a\nSYSTEM """b"" \nLICENSE c\n': 'line 2: SYSTEM: the quotes """ are never closed',
+    "FROM a\n  @b c": "line 2: .*'@b'",
+    "\nSYSTEM\nFROM a": "line 2: SYSTEM",
+    "PARAMETER \nstop a": "line 1: PARAMETER",
+    "MESSAGE user: hello": "line 1: MESSAGE",
+    'FROM a\nSYSTEM """b"" \nLICENSE c\n': 'line 2: SYSTEM: .*"""',
 }
 
 

@@ -16,18 +16,15 @@ from blobstore.formats.checkpoint import SourceConfig, parse_config, with_floats
 from blobstore.store.local.store import Store
 
 
-def test_words_that_python_writes_are_read() -> None:
+def test_words_that_python_writes_are_read_and_nothing_else_is_laxer() -> None:
     text = b'{"model_type": "llama", "limits": [0.0, Infinity, -Infinity], "odd": {"a": NaN}}'
     config = parse_config(text)
     assert config["limits"] == [0.0, math.inf, -math.inf]
     assert math.isnan(config["odd"]["a"])
     assert SourceConfig.parse(text).model_type == "llama"
-
-
-@pytest.mark.parametrize("text", ['{"a": Inf}', '{"a": Infinity, "a": 1}', "Infinity"])
-def test_nothing_else_is_laxer(text: str) -> None:
-    with pytest.raises(DocumentError, match="Q1"):
-        parse_config(text.encode())
+    for wrong in (b'{"a": Inf}', b'{"a": Infinity, "a": 1}', b"Infinity"):
+        with pytest.raises(DocumentError, match="Q1"):
+            parse_config(wrong)
 
 
 def test_tagged_floats_become_floats() -> None:
@@ -35,15 +32,15 @@ def test_tagged_floats_become_floats() -> None:
     assert parse_config(json.dumps(tagged).encode()) == tagged
     assert with_floats(tagged) == {"limit": [0.0, math.inf], "a": {"low": -math.inf}}
     assert math.isnan(with_floats({"__float__": "NaN"}))
-    for value in ({"__float__": "1.5"}, {"__float__": ["Infinity"]}, "Infinity", None):
+    for value in ({"__float__": "1.5"}, {"__float__": ["Infinity"]}, "Infinity"):
         assert with_floats({"key": value}) == {"key": value}
     assert with_floats({"__float__": "NaN", "more": 1}) == {"__float__": "NaN", "more": 1}
 
 
-@pytest.mark.parametrize("limit", ["Infinity", '{"__float__": "Infinity"}'])
-def test_a_config_is_stored_and_exported_as_it_is(limit: str, tmp_path: Path, store: Store) -> None:
+def test_a_config_is_stored_and_exported_as_it_is(tmp_path: Path, store: Store) -> None:
     source = write_checkpoint(tmp_path / "source")
-    text = json.dumps({**LLAMA_CONFIG, "time_step_limit": [0.0, "LIMIT"]}).replace('"LIMIT"', limit)
+    limits = [math.inf, {"__float__": "Infinity"}]
+    text = json.dumps({**LLAMA_CONFIG, "time_step_limit": limits})
     (source / "config.json").write_text(text)
     blobstore.import_model(source, "m", store=store)
     with blobstore.open_model("m", store=store) as model:

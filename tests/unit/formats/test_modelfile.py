@@ -27,7 +27,7 @@ TEMPLATE """{{ .System }}
 <|user|>{{ .Prompt }}"""
 SYSTEM You are "short" & <kind>.
 LICENSE MIT
-PARAMETER temperature 0.7
+PARAMETER temperature 0.5
 PARAMETER stop "<|user|>"
 parameter stop <|end|>
 PARAMETER num_ctx 4096
@@ -42,52 +42,33 @@ DRAFT ../draft
 MESSAGE user Hello, <you>
 MESSAGE assistant "Hi: there"
 '''
-LAYERS = (
-    ("application/vnd.ollama.image.template", b"{{ .System }}\n<|user|>{{ .Prompt }}"),
-    ("application/vnd.ollama.image.system", b'You are "short" & <kind>.'),
-    ("application/vnd.ollama.image.license", b"MIT"),
-    ("application/vnd.ollama.image.license", b"\nApache\n"),
-    (
-        "application/vnd.ollama.image.params",
-        (
-            rb'{"num_ctx":8192,"stop":["\u003c|user|\u003e","\u003c|end|\u003e"],"temperature":0.7}'
-            b"\n"
-        ),
-    ),
-    (
-        "application/vnd.ollama.image.messages",
-        (
-            rb'[{"role":"user","content":"Hello, \u003cyou\u003e"},{"role":"assistant",'
-            rb'"content":"Hi: there"}]'
-            b"\n"
-        ),
-    ),
+PARAMETERS = (
+    rb'{"num_ctx":8192,"stop":["\u003c|user|\u003e","\u003c|end|\u003e"],"temperature":0.5}'
 )
-CONFIG = ModelConfig(
-    model_format="safetensors",
-    renderer="r",
-    parser="p",
-    requires="0.19.0",
-    capabilities=["completion"],
+MESSAGES = (
+    rb'[{"role":"user","content":"Hello, \u003cyou\u003e"},'
+    rb'{"role":"assistant","content":"Hi: there"}]'
 )
+LAYERS = [
+    ("template", b"{{ .System }}\n<|user|>{{ .Prompt }}"),
+    ("system", b'You are "short" & <kind>.'),
+    ("license", b"MIT"),
+    ("license", b"\nApache\n"),
+    ("params", PARAMETERS + b"\n"),
+    ("messages", MESSAGES + b"\n"),
+]
+MODELFILE = Modelfile.parse(EVERYTHING)
 
 
-def test_every_command_has_its_field() -> None:
-    modelfile = Modelfile.parse(EVERYTHING)
-    assert (modelfile.source, modelfile.draft) == ("./weights", "../draft")
-    assert (modelfile.parser, modelfile.renderer, modelfile.requires) == (
-        "qwen3",
-        "qwen3-coder",
-        "0.20.0",
-    )
-    assert modelfile.licenses == ("MIT", "\nApache\n")
-    assert modelfile.parameters["stop"] == ("<|user|>", "<|end|>")
-    assert modelfile.messages == (("user", "Hello, <you>"), ("assistant", "Hi: there"))
-    assert modelfile.notes == ()
-
-
-def test_the_layers_have_ollamas_order_and_bytes() -> None:
-    assert Modelfile.parse(EVERYTHING).layers() == LAYERS
+def test_every_command_has_its_field_or_its_layer() -> None:
+    assert (MODELFILE.source, MODELFILE.draft, MODELFILE.notes) == ("./weights", "../draft", ())
+    config = ModelConfig(renderer="r", parser="p", capabilities=["completion"])
+    found = MODELFILE.configure(config)
+    assert (found.parser, found.renderer, found.requires) == ("qwen3", "qwen3-coder", "0.20.0")
+    assert found.capabilities == ["completion"]
+    assert Modelfile(parser="", renderer="").configure(config) == config
+    kind = "application/vnd.ollama.image."
+    assert MODELFILE.layers() == tuple((kind + name, data) for name, data in LAYERS)
 
 
 def test_nothing_said_is_no_layer_and_the_last_text_counts() -> None:
@@ -100,24 +81,19 @@ def test_nothing_said_is_no_layer_and_the_last_text_counts() -> None:
 
 
 def test_what_ollama_leaves_out_is_said() -> None:
-    modelfile = Modelfile.parse(
-        b"FROM x\nPARAMETER mirostat 1\nSYSTEM a\0b\x07\nPARAMETER low_vram maybe", "M"
-    )
-    assert modelfile.notes == (
-        "M: line 2: mirostat has no effect in Ollama any more and was left out",
-        "M: line 4: low_vram has no effect in Ollama any more and was left out",
-        "M: 2 characters that do not print were left out",
-    )
-    assert modelfile.system == "ab"
-    assert modelfile.parameters == {}
+    modelfile = Modelfile.parse(b"FROM x\nPARAMETER mirostat 1\nSYSTEM a\0b\x07", "M")
+    (no_effect, characters) = modelfile.notes
+    assert no_effect.startswith("M: line 2: mirostat")
+    assert characters.startswith("M: 2 characters")
+    assert (modelfile.system, modelfile.parameters) == ("ab", {})
 
 
 BAD = {
-    "SYSTEM a": "line 1: the FROM command is missing",
-    "FROM a\n\nfrom b": "line 3: a second FROM; the first is in line 1",
-    "FROM a\nPARAMETER use_mmap maybe": "line 2: PARAMETER: use_mmap is true or false, not 'maybe'",
-    "FROM a\nMESSAGE User hello": "line 2: MESSAGE: unknown role 'User'",
-    "FROM a\nREQUIRES 0.14.0": "line 2: REQUIRES: 0.14.0 is below 0.19.0",
+    "SYSTEM a": "line 1: .*FROM",
+    "FROM a\n\nfrom b": "line 3: .*line 1",
+    "FROM a\nPARAMETER use_mmap maybe": "line 2: PARAMETER: .*'maybe'",
+    "FROM a\nMESSAGE User hello": "line 2: MESSAGE: .*'User'",
+    "FROM a\nREQUIRES 0.14.0": "line 2: REQUIRES: 0.14.0",
 }
 
 
@@ -134,25 +110,18 @@ def test_an_adapter_is_refused_with_the_reason() -> None:
 
 
 def test_options_win_and_licenses_add_up() -> None:
-    modelfile = Modelfile.parse(EVERYTHING).with_options(
-        "T", "", ["BSD", ""], parse_parameters(["stop=x", "seed=7"])
-    )
+    parameters = parse_parameters(["stop=x", "seed=7"])
+    modelfile = MODELFILE.with_options("T", "", ["BSD", ""], parameters)
     assert (modelfile.template, modelfile.system) == ("T", "")
     assert modelfile.licenses == ("MIT", "\nApache\n", "BSD")
-    assert modelfile.parameters == {
-        "temperature": pytest.approx(0.7),
-        "stop": ("x",),
-        "num_ctx": 8192,
-        "seed": 7,
-    }
-    unchanged = Modelfile.parse(EVERYTHING)
-    assert unchanged.with_options(None, None, (), {}) == unchanged
+    wanted = {"temperature": 0.5, "stop": ("x",), "num_ctx": 8192, "seed": 7}
+    assert modelfile.parameters == wanted
+    assert MODELFILE.with_options(None, None, (), {}) == MODELFILE
 
 
 def test_options_alone_keep_every_character_and_have_limits() -> None:
-    assert Modelfile().with_options(None, " a\0\u200d\n", (), {}).layers() == (
-        (LAYERS[1][0], " a\0\u200d\n".encode()),
-    )
+    ((_, text),) = Modelfile().with_options(None, " a\0\u200d\n", (), {}).layers()
+    assert text == " a\0\u200d\n".encode()
     with pytest.raises(UsageError, match="template"):
         Modelfile().with_options("a\udcff", None, (), {})  # what Python makes of odd arguments
     with pytest.raises(LimitExceededError, match="4,194,306 bytes"):
@@ -161,35 +130,19 @@ def test_options_alone_keep_every_character_and_have_limits() -> None:
         Modelfile(licenses=("x",) * 1000).with_options(None, None, ["y"], {})
 
 
-def test_a_config_gets_what_the_modelfile_says_and_keeps_the_rest() -> None:
-    config = Modelfile.parse(EVERYTHING).configure(CONFIG)
-    assert (config.parser, config.renderer, config.requires) == ("qwen3", "qwen3-coder", "0.20.0")
-    assert config.capabilities == ["completion"]
-    assert Modelfile(parser="", renderer="").configure(CONFIG) == CONFIG
-
-
 def test_a_version_is_a_semantic_version_of_019_or_later() -> None:
     for text in ("0.19.0", "1", "v0.20.0", "0.19.1-rc1", "0.20.0-rc.1.x-y+build.01"):
         assert check_requires(text) == text.removeprefix("v")
-    for text in ("", "vv1.0.0", "01.2.3", "1.2.3.4", "²", "1.2.3-01", "1.2.3\n", "1." + "9" * 5000):
+    for text in ("", "vv1.0.0", "01.2.3", "1.2.3.4", "1.2.3-01", "1.2.3\n", "1." + "9" * 5000):
         with pytest.raises(UsageError, match="version of Ollama"):
             check_requires(text)
-    for text in ("0.18.9", "0", "0.19.0-rc9", "v0.9.0"):
-        with pytest.raises(UsageError, match=r"below 0\.19\.0"):
+    for text in ("0.18.9", "0", "0.19.0-rc9"):
+        with pytest.raises(UsageError, match=r"0\.19\.0"):
             check_requires(text)
-
-
-PATHS = {
-    "": "/m",
-    "../w": "/m/../w",
-    "/w": "/w",
-    "~/w": "/home/me/w",
-    "~unknown/w": "/m/~unknown/w",
-    "https://server/w": "https://server/w",
-    "C:\\w": "/m/C:\\w",
-}
 
 
 def test_a_path_is_relative_to_the_modelfile(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", "/home/me")
-    assert {text: resolve_path(text, Path("/m")) for text in PATHS} == PATHS
+    paths = {"": "/m", "../w": "/m/../w", "/w": "/w", "~/w": "/home/me/w", "C:\\w": "/m/C:\\w"}
+    paths["https://server/w"] = "https://server/w"
+    assert {text: resolve_path(text, Path("/m")) for text in paths} == paths

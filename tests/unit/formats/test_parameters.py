@@ -16,12 +16,10 @@ from blobstore.formats.modelfile import (
 # Go's text as well.
 VALUES = {
     "num_ctx=4096": "4096",
-    "num_ctx=007": "7",
     "num_ctx=9223372036854775808": None,
     "num_ctx=1.0": None,
     "num_ctx=1_000": None,
     "num_ctx=٣": None,
-    "num_ctx=": None,
     "temperature=0.7": "0.7",
     "temperature=.5": "0.5",
     "temperature=+1e2": "100",

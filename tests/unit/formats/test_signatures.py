@@ -35,7 +35,7 @@ PAYLOAD = Payload(DIGEST, DockerReference("host.example/ns/m"))
 ONE = Signature.of(b"one", b"\x01")
 TWO = Signature(b"two", {SIGNATURE_KEY: "Ag==", "dev.sigstore.cosign/bundle": "{}"})
 
-IDENTITIES = {
+IDENTITIES: dict[str, tuple[str, str | None]] = {
     "GCR.io/A/b:Tag": ("gcr.io/a/b", "Tag"),
     "host:5000/m": ("host:5000/m", None),
     "busybox": ("docker.io/library/busybox", None),
@@ -73,7 +73,6 @@ def changed(change: Callable[[dict[str, Any]], object]) -> bytes:
 
 
 CRITICAL: list[Callable[[dict[str, Any]], object]] = [
-    lambda critical: critical.pop("identity"),
     lambda critical: critical.update(type="atomic container signature"),
     # Go's parser ignores the case of keys; the example in cosign's specification has this one.
     lambda critical: critical.update(image={"Docker-manifest-digest": str(DIGEST)}),
@@ -81,10 +80,8 @@ CRITICAL: list[Callable[[dict[str, Any]], object]] = [
     lambda critical: critical["identity"].update({"docker-reference": "a b"}),
 ]
 PAYLOADS = [
-    b"[]",
     PAYLOAD.encode() + b"{}",
     PAYLOAD.encode().replace(b'"type"', b'"type":"x","type"'),
-    changed(lambda value: value.pop("optional")),
     changed(lambda value: value.update(more=1)),
     b'{"critical":' + b"[" * 9000 + b"]" * 9000 + b',"optional":null}',
 ]
@@ -111,12 +108,9 @@ def test_a_signature_in_a_file() -> None:
     assert list(found) == ["mediaType", "size", "digest", "annotations", "data"]
     assert base64.b64decode(found["data"]) == b"two"
     assert found["digest"] == str(Digest.of(b"two"))
-
-
-def test_base64_is_that_of_go() -> None:
-    # Line breaks are ignored; signatures that openssl encoded have some.
+    # Base64 as Go reads it: line breaks are ignored; signatures that openssl encoded have some.
     assert Signature(b"", {SIGNATURE_KEY: "AQID\nBAU=\r\n"}).value == b"\1\2\3\4\5"
-    for said in ({}, *({SIGNATURE_KEY: text} for text in ("Ag", "A g==", "-_=="))):
+    for said in ({}, {SIGNATURE_KEY: "Ag"}, {SIGNATURE_KEY: "-_=="}):
         with pytest.raises(DocumentError):
             _ = Signature(b"", said).value
 
@@ -140,15 +134,12 @@ def test_a_manifest_and_its_config() -> None:
     assert value["layers"] == [ONE.layer, TWO.layer]
     assert made.config is not None
     assert value["config"]["digest"] == str(Digest.of(made.config))
-    rootfs = json.loads(made.config)["rootfs"]
-    assert rootfs["diff_ids"] == [str(Digest.of(b"one")), str(Digest.of(b"two"))]
-    read = SignatureManifest.parse(made.raw)
-    assert read.config is None
-    payloads = (b"one", b"two")
-    pairs = zip(read.layers, payloads, strict=True)
-    assert [layer.signature(payload) for layer, payload in pairs] == [ONE, TWO]
+    diffs = [str(Digest.of(payload)) for payload in (b"one", b"two")]
+    assert json.loads(made.config)["rootfs"]["diff_ids"] == diffs
+    one, two = SignatureManifest.parse(made.raw).layers
+    assert [one.signature(b"one"), two.signature(b"two")] == [ONE, TWO]
     with pytest.raises(DigestMismatchError):
-        read.layers[0].signature(b"two")
+        one.signature(b"two")
 
 
 def test_layers_of_others_and_unknown_keys_are_kept() -> None:
@@ -170,7 +161,6 @@ def test_layers_of_others_and_unknown_keys_are_kept() -> None:
 
 def test_manifests_that_are_refused() -> None:
     changes: list[dict[str, Any]] = [
-        {"schemaVersion": 1},
         {"layers": [1]},
         {"layers": [{**ONE.layer, "digest": "x"}]},
         {"layers": [{**ONE.layer, "size": MAX_PAYLOAD + 1}]},

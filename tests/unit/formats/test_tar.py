@@ -28,7 +28,6 @@ WHAT = "a.tar"
     ("path", "size", "blocks"),
     [
         ("blobs/sha256/a", 0, 1),
-        (99 * "a", 8**11 - 1, 1),
         (99 * "a", 8**11, 3),
         ("/".join([90 * "a"] * 5), 2**48, 3),
         ("a/ü", 5, 3),
@@ -75,16 +74,6 @@ def test_paths_and_sizes_of_all_forms(form: Literal[0, 1, 2]) -> None:
         assert found == (path.removeprefix("./"), size)
 
 
-def test_folders_have_no_path_and_other_pax_records_are_ignored() -> None:
-    for name in ("blobs/", "."):
-        info = tarfile.TarInfo(name)
-        info.type = tarfile.DIRTYPE
-        assert read(info.tobuf(tarfile.GNU_FORMAT)) == (None, 0)
-    info = tarfile.TarInfo("some/file")
-    info.pax_headers = {"mtime": "1.5", "SCHILY.xattr.user.x": "ä"}
-    assert read(info.tobuf(tarfile.PAX_FORMAT)) == ("some/file", 0)
-
-
 @pytest.mark.parametrize("name", ["/etc/passwd", "../x", "a//b", "a\\b", "", "a:b"])
 def test_paths_that_lead_elsewhere(name: str) -> None:
     with pytest.raises(CorruptDataError, match="A1"):
@@ -103,9 +92,7 @@ def test_links_devices_and_the_like() -> None:
     "records",
     [
         b"22 GNU.sparse.major=1\n",
-        b"14 linkpath=1\n",
         b"11 path=a\n",
-        b"9 path=ab",
         b"0 path=a\n",
         b"99999999999 path=a\n",
         b"11 size=-1\n\n",
@@ -125,7 +112,8 @@ def test_pax_records_that_are_refused(records: bytes) -> None:
 def test_a_path_for_all_members() -> None:
     with pytest.raises(CorruptDataError, match="all members"):
         parse_extension(TarHeader(b"g", "", 9), b"9 path=a\n", WHAT)
-    assert parse_extension(TarHeader(b"g", "", 13), b"13 comment=a\n", WHAT) == {}
+    for kind in (b"g", b"x"):
+        assert parse_extension(TarHeader(kind, "", 13), b"13 comment=a\n", WHAT) == {}
 
 
 def test_every_byte_of_a_header_is_checked() -> None:
@@ -145,7 +133,5 @@ def test_sums_of_signed_bytes_are_accepted() -> None:
 
 
 def test_sizes_beyond_any_blob() -> None:
-    info = tarfile.TarInfo("some/file")
-    info.size = 2**50
     with pytest.raises(LimitExceededError):
-        read(info.tobuf(tarfile.PAX_FORMAT))
+        read(member_header("some/file", 2**50))

@@ -125,16 +125,7 @@ def test_a_value_that_is_not_finite_shows_in_its_sum(kernel: kernels.Kernel) -> 
 def test_any_layout_and_any_real_type_is_compared() -> None:
     weights = np.arange(-40, 40, dtype=np.int16)
     expected = kernels.compare(weights.astype(F64), weights.astype(F64) + 1)
-    shifted = np.frombuffer(b"x" + (weights + 1).astype(F32).tobytes(), F32, offset=1)
-    assert not shifted.flags.aligned
-    assert kernels.compare(weights, shifted) == expected
     assert kernels.compare(weights.reshape(8, 10), (weights + 1).astype(">f8")) == expected
     assert kernels.compare(np.repeat(weights, 2)[::2], weights + 1) == expected
-
-
-def test_different_sizes_are_refused() -> None:
-    with pytest.raises(UsageError, match=r"1,024 weights are not read back as 1,025 values"):
-        kernels.compare(np.zeros(1024, F32), np.zeros(1025, F32))
-    parts = kernels.quantize(np.zeros((1, 64), F32), "int4")
-    with pytest.raises(UsageError, match="32 weights are not read back as 64 values"):
-        kernels.compare(np.zeros(32, F32), parts)
+    with pytest.raises(UsageError, match="80 weights are not read back as 79"):
+        kernels.compare(weights, weights[1:])

