@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 from hypothesis import given, strategies as st
 from hypothesis.extra.numpy import arrays
@@ -28,16 +27,12 @@ FP = ("nvfp4", "mxfp4", "mxfp8")
 EPSILON = 2.0**-23
 
 
-def finite(limit: float) -> st.SearchStrategy[float]:
-    return st.floats(float(np.float32(-limit)), float(np.float32(limit)), width=32)
-
-
-def weights_of(
-    cols: int, limit: float = float(np.finfo(np.float32).max)
-) -> st.SearchStrategy[Array]:
+def weights_of(cols: int, limit: float) -> st.SearchStrategy[Array]:
     """Float32 ``[1 or 2, cols]``: any values, or values of one scale around an offset."""
     shapes = st.tuples(st.integers(1, 2), st.just(cols))
-    anything = arrays(np.float32, shapes, elements=finite(limit), fill=finite(limit))
+    limit = float(np.float32(limit))
+    finite = st.floats(-limit, limit, width=32)
+    anything = arrays(np.float32, shapes, elements=finite, fill=finite)
     seeds = st.integers(0, 2**32 - 1)
     scales = st.sampled_from([1e-9, 1e-7, 1e-6, 0.02, 1, 3e4])
     offsets = st.sampled_from([0, 0, 1, -1, 1000])
@@ -130,24 +125,6 @@ def test_mx_errors_are_half_the_distance_between_codes(data: st.DataObject) -> N
     largest = np.abs(exact).max(axis=1, keepdims=True) / (448 if quant_type == "mxfp8" else 6)
     assert (largest <= scale * (1 + EPSILON)).all()
     assert ((scale < 2 * largest * (1 + EPSILON)) | (quantized.scale == 0)).all()
-
-
-@given(data=st.data())
-def test_nvfp4_errors_are_too_where_the_scale_is_a_normal_number(data: st.DataObject) -> None:
-    weights = data.draw(weights_of(16, 448 * 6))
-    weights[:, 0] = np.where(np.abs(weights).max(axis=1) < 6 * 2.0**-6, 1, weights[:, 0])
-    quantized = kernels.quantize(weights, "nvfp4")
-    scale = quantized.scale.view(ml_dtypes.float8_e4m3fn).astype(np.float64)
-    exact = weights.astype(np.float64)
-    bound = np.maximum(np.abs(exact), scale) / 4 * (1 + 4 * EPSILON)
-    assert (np.abs(kernels.dequantize(quantized) - exact) <= bound).all()
-
-
-@given(data=st.data())
-def test_mx_values_are_quantized_to_themselves(data: st.DataObject) -> None:
-    quant_type = data.draw(st.sampled_from(["mxfp4", "mxfp8"]))
-    values = kernels.dequantize(kernels.quantize(data.draw(weights_of(32, 1e30)), quant_type))
-    np.testing.assert_array_equal(kernels.dequantize(kernels.quantize(values, quant_type)), values)
 
 
 any_type = st.sampled_from(AFFINE + FP)
