@@ -21,11 +21,11 @@ import tempfile
 import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib import import_module
 from pathlib import Path
 from pkgutil import walk_packages
+from typing import NamedTuple
 
 from crafted_inputs import (
     FILES,
@@ -120,21 +120,13 @@ def forked(line: list[str], errors: Path, read: str, write: str) -> int:
         os._exit(code)
 
 
-@dataclass(frozen=True)
-class Taken:
+class Taken(NamedTuple):
+    share: float
+    """The larger of its shares of both limits, more than 1 for a fault."""
     line: str
     nbytes: int
     seconds: float
-    code: int
-    error: str
-
-    @property
-    def share(self) -> float:
-        """Return the larger of its shares of both limits, more than 1 for a fault."""
-        talks = self.line.startswith("run") or LM in self.line
-        memory = self.nbytes / (MOST_BYTES + (MLX_BYTES if talks else 0))
-        is_ours = self.code in range(4) and "Traceback" not in self.error
-        return max(memory, self.seconds / MOST_SECONDS) if is_ours else 9
+    ends: str
 
 
 def command(line: str, folder: Path, request: bytes = b"", host: str = "") -> Taken:
@@ -157,12 +149,17 @@ def command(line: str, folder: Path, request: bytes = b"", host: str = "") -> Ta
             ask(port, one.replace(b"{blob}", blob))
         os.kill(pid, signal.SIGINT)
     _, status, usage = os.wait4(pid, 0)
-    text = errors.read_text(errors="replace").replace(f"{folder}/", "")
+    text = errors.read_text(errors="replace").replace(f"{folder}/", "").strip()
     for path in (errors, said):
         path.unlink(missing_ok=True)
     seconds, code = usage.ru_utime + usage.ru_stime, os.waitstatus_to_exitcode(status)
-    shown = line.replace("{at}/", "").split(" /api")[0]
-    return Taken(shown, usage.ru_maxrss * 1024, seconds, code, text)
+    nbytes, most = usage.ru_maxrss * 1024, MOST_BYTES
+    if line.startswith("run") or LM in line:
+        most += MLX_BYTES
+    is_ours = code in range(4) and "Traceback" not in text
+    share = max(nbytes / most, seconds / MOST_SECONDS) if is_ours else 9
+    ends = f"{code}: {text.split(chr(10))[0][:100]}" if code else "success"
+    return Taken(share, line.replace("{at}/", "").split(" /api")[0], nbytes, seconds, ends)
 
 
 def first_line(path: Path, pid: int) -> str:
@@ -210,8 +207,8 @@ def prepare(folder: Path) -> None:
     signing = "sign good:1 --key {at}/k.key --identity localhost/a/b:c"
     for line in ("import {at}/model good:1 --quant int4", "sign --generate-key {at}/k", signing):
         taken = command(line, folder)
-        if taken.code:
-            raise SystemExit(f"{line}: {taken.error}")
+        if taken.ends != "success":
+            raise SystemExit(f"{line}: {taken.ends}")
 
 
 def main(words: Sequence[str]) -> int:
@@ -230,12 +227,11 @@ def main(words: Sequence[str]) -> int:
             with serving(replies) as host:
                 taken = [command(line, folder, request, host) for line in lines]
             subprocess.run(["rm", "-rf", folder], check=True)
-            worst = max(taken, key=lambda one: one.share)
+            worst = max(taken)
             faults += worst.share > 1
-            says = worst.error.strip().split("\n")[0][:100] if worst.code else "success"
             fault = "**FAULT** " if worst.share > 1 else ""
             most, longest = max(one.nbytes for one in taken), max(one.seconds for one in taken)
-            ends = f"{fault}{worst.code}: {says} | {most // MB} | {longest:.1f}"
+            ends = f"{fault}{worst.ends} | {most // MB} | {longest:.1f}"
             print(f"| {kind}: {what} | `{worst.line}`, {len(taken)} | {ends} |", flush=True)
     return 1 if faults else 0
 

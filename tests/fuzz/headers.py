@@ -26,7 +26,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from types import FunctionType
-from typing import Any
+from typing import Any, NamedTuple
 
 import safetensors
 from header_inputs import Inputs
@@ -51,8 +51,7 @@ class DisagreementError(AssertionError):
     """An input breaks the sentence at the top of this file."""
 
 
-@dataclass(frozen=True, slots=True)
-class Difference:
+class Difference(NamedTuple):
     """A class of files that we refuse by our ``rule`` and safetensors 0.8.0 accepts.
 
     ``holds`` checks the header's text by other means than ours. Our limits are 64 levels and 1e308;

@@ -52,33 +52,33 @@ def test_a_config_is_stored_and_exported_as_it_is(tmp_path: Path, store: Store) 
     assert json.loads(changed)["time_step_limit"] == json.loads(text)["time_step_limit"]
 
 
+def mlx_settings(quantization: dict[str, Any]) -> Any:
+    settings = SourceConfig.parse(json.dumps({"quantization": quantization}).encode())
+    return settings.mlx_quantization
+
+
 @pytest.mark.parametrize(
-    ("module", "group_size", "bits"),
+    ("module", "sizes"),
     [
-        ({"bits": 8}, 64, 8),  # RWKV-7's predicate
-        ({"group_size": None, "bits": 4, "mode": "affine"}, 64, 4),  # without --q-group-size
-        ({"mode": "mxfp8"}, 32, 8),
-        ({"mode": "nvfp4", "group_size": None}, 16, 4),
+        ({"bits": 8}, (64, 8)),  # RWKV-7's predicate
+        ({"group_size": None, "bits": 4, "mode": "affine"}, (64, 4)),  # without --q-group-size
+        ({"mode": "mxfp8"}, (32, 8)),
+        ({"mode": "nvfp4", "group_size": None}, (16, 4)),
     ],
 )
 def test_settings_of_a_module_without_sizes_are_its_modes(
-    module: dict[str, Any], group_size: int, bits: int
+    module: dict[str, Any], sizes: tuple[int, int]
 ) -> None:
-    config = {"quantization": {"group_size": 32, "bits": 4, "a": module}}
-    settings = SourceConfig.parse(json.dumps(config).encode()).mlx_quantization
-    found = settings.of("a") if settings is not None else None
-    assert found is not None
-    assert (found.group_size, found.bits) == (group_size, bits)
+    found = mlx_settings({"group_size": 32, "bits": 4, "a": module}).of("a")
+    assert (found.group_size, found.bits) == sizes
 
 
-@pytest.mark.parametrize(
-    "quantization",
-    [
+def test_settings_of_all_modules_have_sizes() -> None:
+    odd = {"model.head": {"group_size": 64, "bits": 7}}
+    for sizes in (
         {"bits": 4},
         {"group_size": "64", "bits": 4},
-        {"group_size": 64, "bits": 4, "model.head": {"group_size": 64, "bits": 7}},
-    ],
-)
-def test_settings_of_all_modules_have_sizes(quantization: dict[str, Any]) -> None:
-    with pytest.raises(DocumentError, match="Q1"):
-        SourceConfig.parse(json.dumps({"quantization": quantization}).encode())
+        {"group_size": 64, "bits": 4} | odd,
+    ):
+        with pytest.raises(DocumentError, match="Q1"):
+            mlx_settings(sizes)

@@ -13,9 +13,7 @@ from support.weights import (
     F32,
     assert_same_parts,
     flat,
-    random_importance,
     random_weights,
-    raw,
     squared_errors,
 )
 
@@ -37,21 +35,10 @@ def factor_of(quantized: QuantizedArray[Array]) -> float:
     return float(quantized.global_scale[0])
 
 
-@pytest.mark.parametrize(
-    ("amax", "expected"),
-    [
-        (0.0, 1.0),
-        (np.nextafter(1568.0, 3000), 2.0),
-        (784.0, 0.5),
-        (2.0**-149, 2.0**-126),
-        (float(np.finfo(np.float32).max), 2.0**118),
-        (float("inf"), 1.0),
-    ],
-)
-def test_it_is_the_smallest_power_of_two_with_which_all_scales_fit(
-    amax: float, expected: float
-) -> None:
-    assert kernels.global_scale_of(amax) == expected
+def test_it_is_the_smallest_power_of_two_with_which_all_scales_fit() -> None:
+    expected = {0.0: 1.0, 784.0: 0.5, 1568.0: 1.0, float(np.nextafter(1568.0, 3000)): 2.0}
+    expected |= {2.0**-149: 2.0**-126, float(np.finfo(F32).max): 2.0**118, float("inf"): 1.0}
+    assert {amax: kernels.global_scale_of(amax) for amax in expected} == expected
 
 
 @any_method
@@ -74,23 +61,6 @@ def test_it_is_that_of_the_whole_tensor_and_shared_by_jobs_and_rows(method: str)
 
 
 @any_method
-def test_values_are_the_same_where_all_scales_are_normal_without_it(method: str) -> None:
-    # Between 0.5 and 2: amax / 6 is above 2^-6, and so are all scales that a search can prefer.
-    generator = np.random.default_rng(3)
-    values = generator.uniform(0.5, 2, (200, 320)) * generator.choice([-1, 1], (200, 320))
-    options: dict[str, Any] = {"importance": random_importance(320)} if method == "search" else {}
-    for dtype in DTYPES:
-        weights = values.astype(dtype)
-        found = scaled(weights, method, **options)
-        plain = kernels.quantize(weights, "nvfp4", method=method, **options)
-        assert plain.scale.min() > 0x08  # the smallest normal one
-        assert found.scale.max() <= 0x7E
-        assert factor_of(found) == 2.0**-9
-        values_found, expected = (kernels.dequantize(parts) for parts in (found, plain))
-        np.testing.assert_array_equal(raw(values_found), raw(expected))
-
-
-@any_method
 def test_the_error_of_small_weights_is_clearly_smaller_with_it(method: str) -> None:
     noise = np.random.default_rng(5).standard_normal((128, 1024))
     for std, bound in ((0.005, 0.8), (1e-5, 0.15)):
@@ -104,9 +74,7 @@ def test_the_error_of_small_weights_is_clearly_smaller_with_it(method: str) -> N
 
 def test_a_stored_global_scale_may_be_a_scalar() -> None:
     """Programs that quantize store either form, and it is kept as it is."""
-    quantized = kernels.quantize(np.ones((2, 64), np.float32), "nvfp4")
-    scalar, vector = (
-        kernels.dequantize(replace(quantized, global_scale=np.array(two, np.float32)))
-        for two in (2, [2])
-    )
-    np.testing.assert_array_equal(scalar, vector)
+    quantized = kernels.quantize(np.full((2, 64), 6, np.float32), "nvfp4")
+    for two in (2, [2]):
+        factor = np.array(two, np.float32)
+        assert (kernels.dequantize(replace(quantized, global_scale=factor)) == 12).all()

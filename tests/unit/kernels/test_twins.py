@@ -200,29 +200,19 @@ LAST = 40
 """Of 41 groups: a tile of 32, blocks of some lanes, and one group alone."""
 
 
-def with_overflow(dtype: np.dtype[Any], *groups: int) -> Array:
-    """Return 41 groups; these of them span more than the largest float."""
-    weights = random_weights(dtype, LAST + 1, 32)
-    for group in groups:
-        weights[group, [7, 11]] = 3e38, -2e38
-    return weights
-
-
 @pytest.mark.parametrize("method", kernels.METHODS)
 @pytest.mark.parametrize("quant_type", ["int4", "int8"])
 def test_quantize_into_says_which_group_has_an_infinite_scale(quant_type: str, method: str) -> None:
     kind, choice = Quantization(QuantType(quant_type), 32), kernels.ScaleChoice(method)
     for dtype in (BF16, F32):
         for groups in ((), (17, 23), (31, 33), (0, LAST)):
-            weights = with_overflow(dtype, *groups)
-            for kernel in KERNELS:
-                options: dict[str, Any] = {"method": method, "kernel": kernel}
-                stored = kernels.quantize(weights, quant_type, group_size=32, **options)
-                assert np.flatnonzero(~np.isfinite(stored.scale)).tolist() == list(groups)
+            weights = random_weights(dtype, LAST + 1, 32)
+            for group in groups:  # spans more than the largest float
+                weights[group, [7, 11]] = 3e38, -2e38
             bad, parts = assert_filled_alike(weights, kind, choice)
             assert bad == (groups[0] * 32 if groups else -1)
-            assert_same_parts(flat(parts), flat(stored))
-        for overflow, place in ((0, 0), (20, 0), (20, LAST)):
-            weights = with_overflow(dtype, overflow)
-            weights[place, 5] = np.nan  # wherever it is, it comes first
-            assert assert_filled_alike(weights, kind, choice)[0] == place * 32 + 5
+            assert np.flatnonzero(~np.isfinite(parts.scale)).tolist() == list(groups)
+            for place in (0, 20, LAST) if groups else ():
+                weights[place, 5] = np.nan  # wherever it is, it comes first
+                assert assert_filled_alike(weights, kind, choice)[0] == place * 32 + 5
+                weights[place, 5] = 0
