@@ -21,8 +21,7 @@ import ml_dtypes
 import mlx.core as mx
 import numpy as np
 import torch
-from machine import machine
-from tables import show, table
+from tables import machine, show, table
 
 from blobstore import kernels
 

@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import argparse
 import os
+import sys
 import tempfile
 from pathlib import Path
 
-from machine import machine
-from processes import MemoryPeak, import_command, retire, run
+from processes import MemoryPeak, retire, run
 from sources import FULL_SIZE_GB, Sources, warm
-from tables import show, table
+from tables import machine, show, table
 
 MB = 1e6
 TYPES = {"int4": ("--quant", "int4"), "none": ()}
@@ -55,9 +55,8 @@ def measure(sources: Sources) -> None:
             os.sync()
             warm(source)
             peak = MemoryPeak()
-            done = run(
-                import_command(source, store, "--jobs", "2", *options, *more), peak
-            ).checked()
+            line = [sys.executable, "-m", "blobstore", "import", source, "m", "--store", store]
+            done = run([*line, "--jobs", "2", *options, *more], peak=peak)
             figures = (done.seconds, peak.anonymous / MB, peak.bound / MB)
             show((name, what, *(f"{figure:.1f}" for figure in figures)))
 

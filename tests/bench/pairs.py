@@ -24,15 +24,14 @@ from typing import Protocol
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from machine import machine
-from processes import ENVIRONMENT, Run, retire, run
+from processes import Run, retire, run
 from sources import FULL_SIZE_GB, Sources, warm
 from support import FIXTURES
 from support.hub_stand_in import REPOSITORY, hub_stand_in
 from support.nginx import nginx
 from support.registries import CERTIFICATE, registry
 from support.sparse import write_sparse_folder
-from tables import show, table
+from tables import machine, show, table
 
 MODELS = 1000
 TENSORS = 40_000
@@ -41,41 +40,21 @@ Line = list[str | Path]
 
 @dataclass(frozen=True, slots=True)
 class Places:
-    """The folders of a run; what a command writes to ``target`` is gone before the next one."""
+    """The folders of a run.
+
+    Commands run in ``work``. There ``store`` has the model ``m``, int4, and ``exported`` is that
+    for mlx-lm; ``large`` is a store with one blob of 2 GB; ``sparse`` a checkpoint of 40,000
+    tensors, whose weights are holes; ``target`` is what a command writes, and gone before the next.
+    """
 
     work: Path
     source: Path
     is_before: bool = False
 
     @property
-    def store(self) -> Path:
-        """A store with the model ``m``, int4."""
-        return self.work / "store"
-
-    @property
-    def exported(self) -> Path:
-        """The model ``m`` as a folder for mlx-lm."""
-        return self.work / "exported"
-
-    @property
-    def large(self) -> Path:
-        """A store with one blob of 2 GB."""
-        return self.work / "large"
-
-    @property
     def many(self) -> Path:
         """A store of 1,000 models, and of this side's hints."""
         return self.work / ("many-before" if self.is_before else "many")
-
-    @property
-    def sparse(self) -> Path:
-        """A checkpoint of 40,000 tensors, whose weights are holes."""
-        return self.work / "sparse"
-
-    @property
-    def target(self) -> Path:
-        """What a command writes."""
-        return self.work / "target"
 
 
 class Side(Protocol):
@@ -115,7 +94,7 @@ def shell(text: str) -> Side:
 def convert(*options: str, source: str = "{at.source}") -> str:
     """Return mlx-lm's import as a line for sh."""
     return (
-        f"$PYTHON -m mlx_lm convert --hf-path {source} --mlx-path {{at.target}} -q "
+        f"$PYTHON -m mlx_lm convert --hf-path {source} --mlx-path target -q "
         f"{' '.join(options)} >/dev/null"
     )
 
@@ -131,7 +110,7 @@ blobstore.import_model(source, "m", store=blobstore.open_store(sys.argv[3]), qua
 def fetched(python: str, at: Places) -> Iterator[Line]:
     """Import from nginx on loopback, over TLS."""
     with nginx(at.work / "nginx", at.source, gzip=False, tls=True) as server:
-        yield [python, "-c", FETCHED, f"{server.url}/", CERTIFICATE, at.target]
+        yield [python, "-c", FETCHED, f"{server.url}/", CERTIFICATE, "target"]
 
 
 @contextmanager
@@ -139,7 +118,7 @@ def downloaded(python: str, at: Places) -> Iterator[Line]:
     """Download from a stand-in for the Hub on loopback, and convert."""
     with hub_stand_in(at.work / "hub", at.source) as hub:
         here = at.work / "downloaded"
-        hf = f"HF_HUB_OFFLINE=0 HF_ENDPOINT={hub.url} HF_HUB_DISABLE_XET=1 HF_HOME={at.target}-home"
+        hf = f"HF_HUB_OFFLINE=0 HF_ENDPOINT={hub.url} HF_HUB_DISABLE_XET=1 HF_HOME=target-home"
         download = f"{hf} $PYTHON -m huggingface_hub.cli.hf download {REPOSITORY}"
         options = ("--q-bits", "4", "--q-group-size", "32")
         text = f"{download} --local-dir {here} >/dev/null; {convert(*options, source=str(here))}"
@@ -151,12 +130,12 @@ def downloaded(python: str, at: Places) -> Iterator[Line]:
 @contextmanager
 def pushed(python: str, at: Places, *, skopeo: bool = False) -> Iterator[Line]:
     """Push to an empty docker-registry."""
-    with registry(at.target) as server:
+    with registry(at.work / "target") as server:
         name = f"{server.host}/a/m:b"
         if skopeo:
-            yield [*SKOPEO, f"oci-archive:{at.work}/m.tar", f"docker://{name}"]
+            yield [*SKOPEO, "oci-archive:m.tar", f"docker://{name}"]
         else:
-            yield [python, "-m", "blobstore", "push", "m", "--store", at.store, "--to", name]
+            yield [python, "-m", "blobstore", "push", "m", "--store", "store", "--to", name]
 
 
 @contextmanager
@@ -165,13 +144,13 @@ def pulled(python: str, at: Places, *, skopeo: bool = False) -> Iterator[Line]:
     with registry(at.work / "registry") as server:
         ours, theirs = f"{server.host}/a/m:b", f"{server.host}/a/m:oci"
         if not server.tags():
-            push: Line = [sys.executable, "-m", "blobstore", "push", "m", "--store", at.store]
-            run([*push, "--to", ours]).checked()
-            run([*push, "--artifact", "oci", "--to", theirs]).checked()
+            push: Line = [sys.executable, "-m", "blobstore", "push", "m", "--store", "store"]
+            run([*push, "--to", ours], at.work)
+            run([*push, "--artifact", "oci", "--to", theirs], at.work)
         if skopeo:
-            yield [*SKOPEO, f"docker://{theirs}", f"dir:{at.target}"]
+            yield [*SKOPEO, f"docker://{theirs}", "dir:target"]
         else:
-            yield [python, "-m", "blobstore", "pull", ours, "--store", at.target]
+            yield [python, "-m", "blobstore", "pull", ours, "--store", "target"]
 
 
 SKOPEO: tuple[str | Path, ...] = (
@@ -194,9 +173,9 @@ server.wait()
 
 def blob(python: str, at: Places) -> AbstractContextManager[Line]:
     """Get a blob of 2 GB over /v2/, with the server's start."""
-    largest = max((at.large / "blobs").iterdir(), key=lambda path: path.stat().st_size)
+    largest = max((at.work / "large/blobs").iterdir(), key=lambda path: path.stat().st_size)
     path = f"v2/library/m/blobs/{largest.name.replace('-', ':')}"
-    return nullcontext([python, "-c", SERVED, at.large, path])
+    return nullcontext([python, "-c", SERVED, "large", path])
 
 
 OPENED = """
@@ -225,8 +204,8 @@ import sys
 from huggingface_hub.hf_api import get_local_safetensors_metadata
 print(get_local_safetensors_metadata(sys.argv[1]).parameter_count)
 """
-IMPORT = ("import", "{at.source}", "m", "--store", "{at.target}")
-SYNCED = "find {at.target} -type f | xargs sync"
+IMPORT = ("import", "{at.source}", "m", "--store", "target")
+SYNCED = "find target -type f | xargs sync"
 ROWS: dict[str, tuple[Side, Side | None]] = {
     "import int4": (
         ours(*IMPORT, "--quant", "int4", "--group-size", "32"),
@@ -235,36 +214,33 @@ ROWS: dict[str, tuple[Side, Side | None]] = {
     "import mxfp8": (ours(*IMPORT, "--quant", "mxfp8"), shell(convert("--q-mode", "mxfp8"))),
     "import none": (
         ours(*IMPORT),
-        shell("cp -r {at.source} {at.target}; sync; sha256sum {at.target}/* >/dev/null"),
+        shell("cp -r {at.source} target; sync; sha256sum target/* >/dev/null"),
     ),
     "import int4 over https": (fetched, downloaded),
     "verify": (
-        ours("verify", "--store", "{at.store}"),
-        shell("find {at.store}/blobs -type f | xargs -P 0 -n 16 sha256sum >/dev/null"),
+        ours("verify", "--store", "store"),
+        shell("find store/blobs -type f | xargs -P 0 -n 16 sha256sum >/dev/null"),
     ),
     "export": (
-        ours("export", "m", "{at.target}", "--store", "{at.store}", "--format", "mlx"),
-        shell(f"cp -r {{at.exported}} {{at.target}}; {SYNCED}"),
+        ours("export", "m", "target", "--store", "store", "--format", "mlx"),
+        shell(f"cp -r exported target; {SYNCED}"),
     ),
-    "open, all arrays": (program(OPENED, "{at.store}"), program(OPENED_FILES, "{at.exported}")),
-    "load for mlx-lm": (program(LOADED, "{at.store}"), program(LOADED_FILES, "{at.exported}")),
-    "inspect 40,000 tensors": (
-        ours("inspect", "{at.sparse}", "--json"),
-        program(COUNTED, "{at.sparse}"),
-    ),
+    "open, all arrays": (program(OPENED, "store"), program(OPENED_FILES, "exported")),
+    "load for mlx-lm": (program(LOADED, "store"), program(LOADED_FILES, "exported")),
+    "inspect 40,000 tensors": (ours("inspect", "sparse", "--json"), program(COUNTED, "sparse")),
     "list 1,000 models": (ours("list", "--store", "{at.many}"), None),
     "save": (
-        ours("save", "m", "--store", "{at.store}", "-o", "{at.target}"),
-        shell("tar -C {at.store} -cf {at.target} blobs manifests; sync {at.target}"),
+        ours("save", "m", "--store", "store", "-o", "target"),
+        shell("tar -C store -cf target blobs manifests; sync target"),
     ),
     "load": (
-        ours("load", "{at.work}/m.tar", "--store", "{at.target}"),
-        shell(f"mkdir {{at.target}}; tar -C {{at.target}} -xf {{at.work}}/m.tar; {SYNCED}"),
+        ours("load", "m.tar", "--store", "target"),
+        shell(f"mkdir target; tar -C target -xf m.tar; {SYNCED}"),
     ),
     "push": (pushed, partial(pushed, skopeo=True)),
     "pull": (pulled, partial(pulled, skopeo=True)),
     "blob of 2 GB": (blob, None),
-    "first page": (program(SERVED, "{at.store}", ""), None),
+    "first page": (program(SERVED, "store", ""), None),
 }
 """What is run, by ours and by another program, if there is one."""
 
@@ -273,43 +249,43 @@ def fill(at: Places, python: str, tensor: Path) -> None:
     """Make what the rows read, with the version before or our own."""
     options = ("--quant", "int4", "--group-size", "32")
     ready = (
-        ours("import", "{at.source}", "m", "--store", "{at.store}", *options),
-        ours("export", "m", "{at.exported}", "--store", "{at.store}", "--format", "mlx"),
-        ours("save", "m", "--store", "{at.store}", "-o", "{at.work}/m.tar"),
-        ours("import", str(tensor), "m", "--store", "{at.large}"),
+        ours("import", "{at.source}", "m", "--store", "store", *options),
+        ours("export", "m", "exported", "--store", "store", "--format", "mlx"),
+        ours("save", "m", "--store", "store", "-o", "m.tar"),
+        ours("import", str(tensor), "m", "--store", "large"),
     )
     for side in ready:
         with side(python, at) as line:
-            run(line).checked()
+            run(line, at.work)
     expert = ("BF16", (768, 2048))
     names = (
         f"model.layers.{i // 384}.mlp.experts.{i % 384}.up_proj.weight" for i in range(TENSORS)
     )
-    write_sparse_folder(at.sparse, dict.fromkeys(names, expert), {}, shards=8)
+    write_sparse_folder(at.work / "sparse", dict.fromkeys(names, expert), {}, shards=8)
 
 
 def fill_many(at: Places, python: str) -> None:
     """Make the store of 1,000 models, and list it once."""
     small = str(FIXTURES / "pycode-5m")
     with ours("import", small, "m0", "--store", "{at.many}")(python, at) as line:
-        run(line).checked()
+        run(line, at.work)
     names = at.many / "manifests" / "registry.ollama.ai" / "library"
     (first,) = (names / "m0").iterdir()
     for number in range(1, MODELS):
         (names / f"m{number}").mkdir()
         (names / f"m{number}" / first.name).write_bytes(first.read_bytes())
     with ours("list", "--store", "{at.many}")(python, at) as line:
-        run(line).checked()
+        run(line, at.work)
 
 
 def timed(side: Side, python: str, at: Places) -> Run:
     """Run a side once, into an empty target."""
-    retire(at.target)
+    retire(at.work / "target")
     os.sync()
     warm(at.source)
     with side(python, at) as line:
-        done = run(line, environment=ENVIRONMENT).checked()
-    retire(at.target)
+        done = run(line, at.work)
+    retire(at.work / "target")
     return done
 
 
@@ -319,7 +295,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("rows", nargs="*", choices=[*ROWS, []], metavar="ROW")
-    parser.add_argument("--before", metavar="PYTHON")
+    parser.add_argument("--before", metavar="PYTHON", help="an absolute path")
     parser.add_argument("--pairs", type=int, default=9)
     parser.add_argument("--size", type=float, default=FULL_SIZE_GB, help="GB of the source")
     parser.add_argument("--work", type=Path)

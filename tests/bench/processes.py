@@ -3,26 +3,22 @@
 from __future__ import annotations
 
 import itertools
-import json
 import os
 import resource
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
 
-ENVIRONMENT = {**os.environ, "HF_HUB_OFFLINE": "1"}
-
-Sampler = Callable[[int], object]
+_numbers = itertools.count()
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """How a process ended.
+    """What a process took.
 
     ``seconds`` is its wall time, from start to exit; ``processor`` the processor's seconds, user
     and system, which other processes of the machine change less.
@@ -30,33 +26,28 @@ class Run:
 
     seconds: float
     processor: float
-    code: int
-    output: str
-    errors: str
 
-    @property
-    def problem(self) -> str | None:
-        """What went wrong, in a line, or None."""
-        if self.code == 0:
-            return None
-        lines = [line for line in (self.errors or self.output).splitlines() if line.strip()]
-        said = next(
-            (line for line in lines if line.startswith("Error:")),
-            lines[-1] if lines else "nothing was said",
-        )
-        return f"exit code {self.code}: {said}"
 
-    def checked(self) -> Self:
-        """Return the run itself. Raises: SystemExit when it failed."""
-        if self.problem is not None:
-            sys.exit(self.problem)
-        return self
+@dataclass(slots=True)
+class MemoryPeak:
+    """Largest memory seen of one process, bytes.
 
-    @property
-    def document(self) -> dict[str, Any]:
-        """What it printed with --json. Raises: SystemExit when it failed."""
-        document: dict[str, Any] = json.loads(self.checked().output)
-        return document
+    ``anonymous`` is what no file backs, shared memory included. ``bound`` is from the kernel's own
+    peak, which no sample misses: VmHWM - RssFile, too high where file-backed pages went after the
+    peak.
+    """
+
+    anonymous: int = 0
+    bound: int = 0
+
+    def look(self, pid: int) -> None:
+        """Take a sample."""
+        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+        pairs = (line.split(":", 1) for line in lines if line.endswith(" kB"))
+        status = {key: 1024 * int(value.removesuffix(" kB")) for key, value in pairs}
+        if "RssAnon" in status:
+            self.anonymous = max(self.anonymous, status["RssAnon"] + status["RssShmem"])
+            self.bound = max(self.bound, status["VmHWM"] - status["RssFile"])
 
 
 def children_work() -> float:
@@ -66,43 +57,26 @@ def children_work() -> float:
 
 
 def run(
-    command: Sequence[str | Path],
-    sample: Sampler | None = None,
-    interval_s: float = 0.005,
-    *,
-    environment: Mapping[str, str] = ENVIRONMENT,
+    command: Sequence[str | Path], folder: Path | None = None, *, peak: MemoryPeak | None = None
 ) -> Run:
-    """Run a command to its end; call ``sample`` (pid) every ``interval_s`` seconds."""
-    with tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as errors:
-        before = children_work()
-        started = time.perf_counter()
+    """Run a command in a folder to its end, sampling its memory.
+
+    Raises: SystemExit when it fails.
+    """
+    before, started = children_work(), time.perf_counter()
+    environment = {**os.environ, "HF_HUB_OFFLINE": "1"}
+    with tempfile.TemporaryFile("w+") as output:
         with subprocess.Popen(
-            [*map(str, command)], stdout=output, stderr=errors, env=environment
+            command, stdout=output, stderr=subprocess.STDOUT, env=environment, cwd=folder
         ) as process:
-            if sample is not None:
-                while process.poll() is None:
-                    sample(process.pid)
-                    time.sleep(interval_s)
-            code = process.wait()
+            while peak is not None and process.poll() is None:
+                peak.look(process.pid)
+                time.sleep(0.005)
         seconds = time.perf_counter() - started
-        for file in (output, errors):
-            file.seek(0)
-        return Run(
-            seconds,
-            children_work() - before,
-            code,
-            output.read().decode(errors="replace"),
-            errors.read().decode(errors="replace"),
-        )
-
-
-def import_command(source: Path, store: Path, *options: str | Path) -> list[str | Path]:
-    """Return the line that imports ``source`` into a store."""
-    line = (sys.executable, "-m", "blobstore", "import", source, "bench", "--json")
-    return [*line, "--store", store, *options]
-
-
-_numbers = itertools.count()
+        if process.returncode:
+            output.seek(0)
+            sys.exit(f"{command}: exit code {process.returncode}\n{output.read()}")
+    return Run(seconds, children_work() - before)
 
 
 def retire(folder: Path) -> None:
@@ -120,35 +94,3 @@ def retire(folder: Path) -> None:
     for path in (place, *place.rglob("*")):
         if path.is_file() and not path.is_symlink():
             os.truncate(path, 0)
-
-
-def status_of(pid: int) -> dict[str, int]:
-    """Return the memory lines of /proc/PID/status in bytes; empty when the process is gone."""
-    try:
-        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
-    except (FileNotFoundError, ProcessLookupError):
-        return {}
-    pairs = (line.split(":", 1) for line in lines if line.endswith(" kB"))
-    return {key: 1024 * int(value.removesuffix(" kB")) for key, value in pairs}
-
-
-@dataclass(slots=True)
-class MemoryPeak:
-    """Largest memory seen of one process, bytes.
-
-    ``anonymous`` is what no file backs, shared memory included. ``bound`` is from the kernel's own
-    peak, which no sample misses: VmHWM - RssFile, too high where file-backed pages went after the
-    peak.
-    """
-
-    anonymous: int = 0
-    bound: int = 0
-    samples: int = 0
-
-    def __call__(self, pid: int) -> None:
-        """Look once."""
-        status = status_of(pid)
-        if "RssAnon" in status:
-            self.anonymous = max(self.anonymous, status["RssAnon"] + status["RssShmem"])
-            self.bound = max(self.bound, status["VmHWM"] - status["RssFile"])
-            self.samples += 1

@@ -30,7 +30,8 @@ FULL_SIZE_GB = 1.85  # what the goals are for; everything else is scaled with it
 
 Array = np.ndarray[Any, Any]
 Shapes = Mapping[str, tuple[int, ...]]
-
+Sizes = Mapping[str, Any]
+HEAD_DIM = 128
 # Qwen3-1.7B's layers. The vocabulary is small so that embedding and head have the share of
 # Qwen3-8B's, 7 % each.
 DENSE = {
@@ -47,9 +48,12 @@ MIXTURE = {
     "num_attention_heads": 8,
     "num_key_value_heads": 4,
     "vocab_size": 4096,
+    "decoder_sparse_step": 1,
+    "mlp_only_layers": [],
+    "moe_intermediate_size": 1536,
+    "norm_topk_prob": True,
+    "num_experts_per_tok": 2,
 }
-EXPERT_SIZE = 1536
-HEAD_DIM = 128
 
 
 def nbytes_of(shapes: Shapes) -> int:
@@ -57,7 +61,7 @@ def nbytes_of(shapes: Shapes) -> int:
     return sum(2 * math.prod(shape) for shape in shapes.values())
 
 
-def attention_shapes(sizes: Mapping[str, int], layer: str) -> dict[str, tuple[int, ...]]:
+def attention_shapes(sizes: Sizes, layer: str) -> dict[str, tuple[int, ...]]:
     """Return what a layer of Qwen3 has besides its feed-forward part."""
     hidden = sizes["hidden_size"]
     queries, keys = (HEAD_DIM * sizes[f"num_{kind}_heads"] for kind in ("attention", "key_value"))
@@ -82,7 +86,7 @@ def feed_forward_shapes(hidden: int, inner: int, prefix: str) -> dict[str, tuple
     }
 
 
-def outer_shapes(sizes: Mapping[str, int]) -> dict[str, tuple[int, ...]]:
+def outer_shapes(sizes: Sizes) -> dict[str, tuple[int, ...]]:
     """Return embedding, head and last norm."""
     matrix = (sizes["vocab_size"], sizes["hidden_size"])
     return {
@@ -94,44 +98,34 @@ def outer_shapes(sizes: Mapping[str, int]) -> dict[str, tuple[int, ...]]:
 
 def dense_shapes(nbytes: float) -> dict[str, tuple[int, ...]]:
     """Return a dense model of at least that many bytes, in whole layers, two at least."""
-    shapes = outer_shapes(DENSE)
-    layer = 0
+    shapes, layer = outer_shapes(DENSE), 0
     while layer < 2 or nbytes_of(shapes) < nbytes:
         prefix = f"model.layers.{layer}"
-        shapes |= attention_shapes(DENSE, prefix)
-        shapes |= feed_forward_shapes(
-            DENSE["hidden_size"], DENSE["intermediate_size"], f"{prefix}.mlp"
-        )
+        sizes = DENSE["hidden_size"], DENSE["intermediate_size"]
+        shapes |= attention_shapes(DENSE, prefix) | feed_forward_shapes(*sizes, f"{prefix}.mlp")
         layer += 1
     return shapes
 
 
 def mixture_shapes(nbytes: float) -> dict[str, tuple[int, ...]]:
     """Return a mixture of experts of one layer, whose experts have at least that many bytes."""
-    hidden = MIXTURE["hidden_size"]
-    experts = math.ceil(nbytes / (2 * 3 * hidden * EXPERT_SIZE))
+    hidden, inner = MIXTURE["hidden_size"], MIXTURE["moe_intermediate_size"]
+    experts = math.ceil(nbytes / (2 * 3 * hidden * inner))
     shapes = outer_shapes(MIXTURE) | attention_shapes(MIXTURE, "model.layers.0")
     shapes["model.layers.0.mlp.gate.weight"] = (experts, hidden)
     for expert in range(experts):
-        shapes |= feed_forward_shapes(hidden, EXPERT_SIZE, f"model.layers.0.mlp.experts.{expert}")
+        shapes |= feed_forward_shapes(hidden, inner, f"model.layers.0.mlp.experts.{expert}")
     return shapes
 
 
-def config_of(sizes: Mapping[str, int], shapes: Shapes) -> dict[str, Any]:
+def config_of(sizes: Sizes, shapes: Shapes) -> dict[str, Any]:
     """Return config.json for these tensors."""
     gate = shapes.get("model.layers.0.mlp.gate.weight")
     kind: dict[str, Any] = {"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3"}
     if gate is not None:
-        kind = {
-            "architectures": ["Qwen3MoeForCausalLM"],
-            "model_type": "qwen3_moe",
-            "decoder_sparse_step": 1,
-            "mlp_only_layers": [],
-            "moe_intermediate_size": EXPERT_SIZE,
-            "norm_topk_prob": True,
-            "num_experts": gate[0],
-            "num_experts_per_tok": 2,
-        }
+        kind = {"architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe"}
+        kind["num_experts"] = gate[0]
+    layers = {name.split(".")[2] for name in shapes if name.startswith("model.layers.")}
     return {
         **kind,
         **sizes,
@@ -139,9 +133,7 @@ def config_of(sizes: Mapping[str, int], shapes: Shapes) -> dict[str, Any]:
         "head_dim": HEAD_DIM,
         "hidden_act": "silu",
         "max_position_embeddings": 40960,
-        "num_hidden_layers": max(
-            1, len({name.split(".")[2] for name in shapes if name.startswith("model.layers.")})
-        ),
+        "num_hidden_layers": max(1, len(layers)),
         "rms_norm_eps": 1e-06,
         "rope_theta": 1000000.0,
         "tie_word_embeddings": False,
@@ -202,7 +194,7 @@ def write_file(path: Path, shapes: Shapes, weights: Weights) -> None:
                 file.write(run.data)
 
 
-def write_folder(folder: Path, sizes: Mapping[str, int], shapes: Shapes, weights: Weights) -> None:
+def write_folder(folder: Path, sizes: Sizes, shapes: Shapes, weights: Weights) -> None:
     """Write a checkpoint: shards with an index, config, tokenizer."""
     shards = shards_of(shapes)
     files: dict[str, str] = {}
@@ -263,7 +255,7 @@ class Sources:
         write_file(path, dict.fromkeys(names, (32, 64)), self.weights)
         return path
 
-    def _folder(self, name: str, sizes: Mapping[str, int], shapes: Shapes) -> Path:
+    def _folder(self, name: str, sizes: Sizes, shapes: Shapes) -> Path:
         folder = self.root / name
         folder.mkdir()
         write_folder(folder, sizes, shapes, self.weights)

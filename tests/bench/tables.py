@@ -1,9 +1,20 @@
-"""Markdown tables, printed row by row."""
+"""Markdown tables, printed row by row, and the machine that their figures depend on."""
 
 from __future__ import annotations
 
-import statistics
-from collections.abc import Iterable, Sequence
+import os
+import platform
+import subprocess
+from collections.abc import Iterable
+from importlib.metadata import version
+from pathlib import Path
+
+import blobstore
+from blobstore import hashing, kernels
+from blobstore.io.workers import threads
+
+FLAGS = ("sha_ni", "avx512f", "avx2", "sha2", "asimd")
+"""What the kernels and SHA-256 use, by the names of /proc/cpuinfo."""
 
 
 def show(cells: Iterable[str]) -> None:
@@ -17,11 +28,20 @@ def table(*headings: str) -> None:
     show("---" for _ in headings)
 
 
-def spread(seconds: Sequence[float]) -> str:
-    """Return the best and the median."""
-    return f"{min(seconds):.2f} ({statistics.median(seconds):.2f})"
-
-
-def yes(is_reached: bool) -> str:
-    """Return how a table says whether a goal is reached."""
-    return "yes" if is_reached else "no"
+def machine(work: Path, packages: Iterable[str] = ("mlx", "mlx-lm", "numpy")) -> str:
+    """Return processor, load, disk of the folder ``work``, and versions."""
+    lines = Path("/proc/cpuinfo").read_text().split("\n\n", 1)[0].splitlines()
+    facts = {key.strip(): value.strip() for key, _, value in (one.partition(":") for one in lines)}
+    has = set((facts.get("flags") or facts.get("Features") or "").split())
+    command = ["df", "-PTh", work]
+    disk = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
+    device, kind, _, _, free, *_ = disk[1].split()
+    return (
+        f"{facts.get('model name', platform.machine())} "
+        f"({' '.join(flag for flag in FLAGS if flag in has)}), {threads(None)} cores, "
+        f"load {os.getloadavg()[0]:.1f}, {platform.system()} {platform.release()}\n"
+        f"disk: {device}, {kind}, {free} free\n"
+        f"blobstore {blobstore.__version__} (kernels: {kernels.active().name}; "
+        f"SHA-256: {hashing.in_use()}), Python {platform.python_version()}, "
+        + ", ".join(f"{name} {version(name)}" for name in packages)
+    )

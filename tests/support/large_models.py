@@ -94,9 +94,3 @@ def _data(seed: str, dtype: str, nbytes: int) -> bytes:
         return raw
     halves = struct.unpack(f"<{nbytes // 2}H", raw)
     return struct.pack(f"<{nbytes // 2}H", *(0x3C00 | half & 0x807F for half in halves))
-
-
-def listed_models(store: Store, number: int) -> None:
-    """Write ``number`` small models, each of two tensors of its own."""
-    for index in range(number):
-        large_model(store, f"many/model-{index:04}:int4", 2)
