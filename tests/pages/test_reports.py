@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from support import PYCODE, PYCODE_MOE
-from support.browser import NARROW, PATIENCE_MS, WIDE, Theme, Watched, watched
+from support.browser import NARROW, WIDE, Theme, Watched, watched
 from support.checkpoints import normal, small_tensors, write_checkpoint
 from support.plotted import SPECIFICATIONS
 
@@ -78,21 +78,6 @@ def test_every_plot_is_drawn(
         assert "alert(1)" in page.inner_text("main")
 
 
-_CUT = """() => [...document.querySelectorAll(".plot")].flatMap((plot) => {
-  const box = plot.querySelector("svg").getBoundingClientRect();
-  const isCut = ({ left, right }) => left < box.left - 2 || right > box.right + 2;
-  return [...plot.querySelectorAll("svg text")]
-    .filter((text) => text.textContent && text.getAttribute("opacity") !== "0")
-    .filter((text) => isCut(text.getBoundingClientRect()))
-    .map((text) => `${plot.parentElement.innerText}: ${text.textContent}`);
-})"""
-
-
-def test_no_text_of_a_plot_is_cut_on_a_very_narrow_page(browser: Browser, plots: Path) -> None:
-    for page in at(browser, plots, (320, 800), "light"):
-        assert page.evaluate(_CUT) == []
-
-
 def test_a_report_is_drawn_and_accessible(browser: Browser, store: Store, tmp_path: Path) -> None:
     blobstore.import_model(PYCODE_MOE, "m", store=store, quant="nvfp4")
     path = tmp_path / "report.html"
@@ -109,19 +94,6 @@ def test_a_report_is_drawn_and_accessible(browser: Browser, store: Store, tmp_pa
             page.set_viewport_size({"width": 390, "height": 800})
             page.wait_for_function("document.querySelector('.plot svg').clientWidth <= 390")
             page.wait_for_function("document.documentElement.scrollWidth <= innerWidth")
-
-
-def test_a_page_without_scripts_is_readable(browser: Browser, store: Store, tmp_path: Path) -> None:
-    blobstore.import_model(PYCODE, "m", store=store, quant="int4")
-    path = tmp_path / "report.html"
-    assert run(["report", "m", "-o", str(path), "--store", str(store.root)]) == 0
-    context = browser.new_context(java_script_enabled=False)
-    context.set_default_timeout(PATIENCE_MS)
-    page = context.new_page()
-    page.goto(path.as_uri())
-    page.get_by_role("heading", name="m:latest").wait_for()
-    assert page.get_by_role("cell", name="model.embed_tokens.weight").first.is_visible()
-    context.close()
 
 
 def test_hostile_and_odd_names_are_drawn_and_do_not_run(
@@ -169,8 +141,6 @@ def test_a_plan_changes_with_its_controls(browser: Browser, tmp_path: Path) -> N
         page.get_by_role("combobox", name="Type").select_option("int8")
         page.get_by_role("combobox", name="Groups").select_option("128")
         site.expect(heading).to_have_text("int8/128")
-        page.get_by_role("combobox", name="Type").select_option("nvfp4")
-        site.expect(heading).to_have_text("nvfp4/16")
         plan.locator(".plot svg").wait_for()
         target = page.get_by_label("Target size")
         target.fill("6.0MB")
@@ -180,27 +150,7 @@ def test_a_plan_changes_with_its_controls(browser: Browser, tmp_path: Path) -> N
         assert (found["nvfp4/16"], found["int8/64"]) == ("yes", "no")
         answer = page.locator("output[name=answer]")
         assert "Possible" in answer.inner_text()
-        for text, said in [
-            ("1MB", "Too small"),
-            ("9GB", "as it is"),
-            ("x", "Write a size"),
-            ("", ""),
-        ]:
+        for text, said in {"1MB": "Too small", "9GB": "as it is", "x": "Write a size"}.items():
             target.fill(text)
             assert said in answer.inner_text()
         assert site.violations() == []
-
-
-def test_a_report_finds_its_tensors(browser: Browser, store: Store, tmp_path: Path) -> None:
-    blobstore.import_model(PYCODE, "m", store=store, quant="int4")
-    path = tmp_path / "report.html"
-    assert run(["report", "m", "-o", str(path), "--store", str(store.root)]) == 0
-    with watched(browser, tmp_path.as_uri()) as site:
-        page = opened(site, path)
-        page.get_by_role("searchbox").fill("lm_head")
-        site.expect(page.locator("#found")).to_have_text("1 of 47 tensors, 1.11 MB")
-        page.get_by_role("link", name="lm_head.weight").click()
-        site.expect(page.locator("#tensor .plot svg")).to_have_count(1)
-        page.get_by_role("searchbox").fill("layers.1.mlp.up_proj")
-        page.get_by_role("link", name="model.layers.1.mlp.up_proj.weight").click()
-        site.expect(page.locator("#tensor")).to_contain_text("this page does not contain it")
