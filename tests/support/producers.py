@@ -55,67 +55,43 @@ def _random(base: str, *words: object) -> np.random.Generator:
 
 def mlx_affine(bits: int, group_size: int, dtype: Any = BF16) -> Kind:
     """Return MLX's affine format of that many bits, groups and dtype of scales."""
+    how = {"group_size": group_size, "bits": bits}
 
     def make(base: str, shape: tuple[int, ...]) -> Stored:
         generator = _random(base, bits, group_size, str(dtype))
         *lead, cols = shape
         words = generator.integers(2**32, size=(*lead, cols * bits // 32), dtype=np.uint32)
-        scales, biases = (
-            (generator.standard_normal((*lead, cols // group_size)) * 0.1).astype(dtype)
-            for _ in ("scales", "biases")
-        )
+        groups = (*lead, cols // group_size)
+        scales, biases = ((generator.standard_normal(groups) * 0.1).astype(dtype) for _ in range(2))
         # With float32 scales MLX computes in float32; rounding the result to another dtype is the
         # reader's business.
-        values = mx.dequantize(
-            mx.array(words),
-            _wide(scales),
-            _wide(biases),
-            group_size=group_size,
-            bits=bits,
-            mode="affine",
-            stream=mx.cpu,
-        )
+        wide = [mx.array(array.astype(np.float32)) for array in (scales, biases)]
+        values = mx.dequantize(mx.array(words), *wide, mode="affine", stream=mx.cpu, **how)
         tensors = {f"{base}.weight": words, f"{base}.scales": scales, f"{base}.biases": biases}
         arrays = {"": words, ".scale": scales, ".bias": biases}
         return Stored(f"{base}.weight", tensors, np.array(values), f"int{bits}", group_size, arrays)
 
-    return Kind(make, {"quantization": {"group_size": group_size, "bits": bits}})
-
-
-def _wide(array: Array) -> Any:
-    return mx.array(array.astype(np.float32))
+    return Kind(make, {"quantization": how})
 
 
 def mlx_float(mode: str) -> Kind:
     """Return MLX's format of small floats: nvfp4, mxfp4 or mxfp8."""
-    bits, group_size = (8 if mode == "mxfp8" else 4), GROUPS[mode]
+    bits = 8 if mode == "mxfp8" else 4
+    how: dict[str, Any] = {"group_size": GROUPS[mode], "bits": bits, "mode": mode}
 
     def make(base: str, shape: tuple[int, ...]) -> Stored:
         generator = _random(base, mode)
         *lead, cols = shape
-        octets = _finite_octets(generator, (*lead, cols * bits // 8), bits)
-        words = octets.view(np.uint32)
-        scales = generator.integers(110, 126, size=(*lead, cols // group_size), dtype=np.uint8)
-        values = mx.dequantize(
-            mx.array(words),
-            mx.array(scales),
-            group_size=group_size,
-            bits=bits,
-            mode=mode,
-            dtype=mx.float32,
-            stream=mx.cpu,
-        )
+        words = _finite_octets(generator, (*lead, cols * bits // 8), bits).view(np.uint32)
+        groups = (*lead, cols // GROUPS[mode])
+        scales = generator.integers(110, 126, size=groups, dtype=np.uint8)
+        given = mx.array(words), mx.array(scales)
+        values = mx.dequantize(*given, dtype=mx.float32, stream=mx.cpu, **how)
         tensors: Tensors = {f"{base}.weight": words, f"{base}.scales": scales}
-        return Stored(
-            f"{base}.weight",
-            tensors,
-            np.array(values),
-            mode,
-            group_size,
-            {"": words, ".scale": scales},
-        )
+        arrays: Tensors = {"": words, ".scale": scales}
+        return Stored(f"{base}.weight", tensors, np.array(values), mode, GROUPS[mode], arrays)
 
-    return Kind(make, {"quantization": {"group_size": group_size, "bits": bits, "mode": mode}})
+    return Kind(make, {"quantization": how})
 
 
 def _finite_octets(generator: np.random.Generator, shape: tuple[int, ...], bits: int) -> Array:
@@ -130,6 +106,10 @@ def _unpacked(octets: Array) -> Array:
     return values.reshape(*octets.shape[:-1], -1)
 
 
+MODELOPT = ("weight", "weight_scale", "weight_scale_2", "input_scale")
+COMPRESSED = ("weight_packed", "weight_scale", "weight_global_scale", "input_global_scale")
+
+
 def nvfp4(*, modelopt: bool, scalar: bool = True, factor: float = 0.0013) -> Kind:
     """Return NVFP4 with a global scale.
 
@@ -142,30 +122,17 @@ def nvfp4(*, modelopt: bool, scalar: bool = True, factor: float = 0.0013) -> Kin
         octets = generator.integers(256, size=(*lead, cols // 2), dtype=np.uint8)
         scales = generator.uniform(0.01, 400, size=(*lead, cols // 16)).astype(E4M3)
         given = np.full(() if scalar else (1,), factor if modelopt else 1 / factor, np.float32)
-        with np.errstate(divide="ignore"):
-            multiplier = (
-                given
-                if modelopt
-                else (np.float32(1) / given).astype(np.float32).reshape(given.shape)
-            )
-        values = (
-            _unpacked(octets)
-            * np.repeat(scales.astype(np.float32), 16, -1)
-            * multiplier.reshape(-1)[0]
-        )
-        names = ("weight", "weight_scale", "weight_scale_2", "input_scale")
-        names = (
-            names
-            if modelopt
-            else ("weight_packed", "weight_scale", "weight_global_scale", "input_global_scale")
-        )
+        multiplier = given if modelopt else np.reciprocal(given).reshape(given.shape)
+        wide = np.repeat(scales.astype(np.float32), 16, -1)
+        values = _unpacked(octets) * wide * multiplier.reshape(-1)[0]
         stored = (octets, scales, given, np.array([3.0], np.float32))
-        tensors: Tensors = dict(zip((f"{base}.{name}" for name in names), stored, strict=True))
+        names = (f"{base}.{name}" for name in (MODELOPT if modelopt else COMPRESSED))
         arrays: Tensors = {
             "": octets.view(np.uint32),
             ".scale": scales.view(np.uint8),
             ".global_scale": multiplier,
         }
+        tensors = dict(zip(names, stored, strict=True))
         return Stored(f"{base}.weight", tensors, values, "nvfp4", 16, arrays)
 
     return Kind(make)
@@ -182,11 +149,8 @@ def gpt_oss() -> Kind:
         *lead, cols = shape
         blocks = generator.integers(256, size=(*lead, cols // 32, 16), dtype=np.uint8)
         scales = generator.integers(110, 126, size=(*lead, cols // 32), dtype=np.uint8)
-        values = (
-            np.ldexp(_unpacked(blocks), scales.astype(np.int32)[..., None] - 127)
-            .astype(np.float32)
-            .reshape(shape)
-        )
+        exponents = scales.astype(np.int32)[..., None] - 127
+        values = np.ldexp(_unpacked(blocks), exponents).astype(np.float32).reshape(shape)
         words = blocks.reshape(*lead, cols // 2).view(np.uint32)
         tensors = {f"{base}_blocks": blocks, f"{base}_scales": scales}
         return Stored(f"{base}.weight", tensors, values, "mxfp4", 32, {"": words, ".scale": scales})
@@ -194,7 +158,7 @@ def gpt_oss() -> Kind:
     return Kind(make, {"quantization_config": {"quant_method": "mxfp4"}})
 
 
-def block_fp8(suffix: str = "_scale_inv", dtype: Any = np.float32, ending: str = ".weight") -> Kind:
+def block_fp8(suffix: str = "_scale_inv", dtype: Any = np.float32) -> Kind:
     """Return E4M3 weights with a scale for each block of 128 rows and columns.
 
     Its values are rounded to BF16.
@@ -204,37 +168,25 @@ def block_fp8(suffix: str = "_scale_inv", dtype: Any = np.float32, ending: str =
         generator = _random(base, "fp8")
         *lead, rows, cols = shape
         codes = _finite_octets(generator, shape, 8).view(E4M3)
-        scales = generator.uniform(
-            1e-4, 1e-2, size=(*lead, -(-rows // 128), -(-cols // 128))
-        ).astype(dtype)
+        blocks = (*lead, -(-rows // 128), -(-cols // 128))
+        scales = generator.uniform(1e-4, 1e-2, size=blocks).astype(dtype)
         wide = np.repeat(np.repeat(scales.astype(np.float32), 128, -2), 128, -1)[..., :rows, :cols]
-        values = (codes.astype(np.float32) * wide).astype(BF16)
-        name = f"{base}{ending}"
-        tensors = {
-            name: codes,
-            name + suffix: scales,
-            f"{base}.input_scale": np.array(0.5, np.float32),
-        }
-        return Stored(name, tensors, values.astype(np.float32), "mxfp8", 32, {})
+        values = (codes.astype(np.float32) * wide).astype(BF16).astype(np.float32)
+        name = f"{base}.weight"
+        of_activations = {f"{base}.input_scale": np.array(0.5, np.float32)}
+        tensors = {name: codes, name + suffix: scales, **of_activations}
+        return Stored(name, tensors, values, "mxfp8", 32, {})
 
     return Kind(make, FP8_CONFIG)
 
 
 COPIED = {
-    **{
-        f"mlx int{bits}/{group_size} {np.dtype(dtype)}": mlx_affine(bits, group_size, dtype)
-        for bits in (4, 8)
-        for group_size in (32, 64, 128)
-        for dtype in (BF16, np.float16, np.float32)
-    },
+    "mlx int4/32 float16": mlx_affine(4, 32, np.float16),
+    "mlx int4/64 bfloat16": mlx_affine(4, 64),
+    "mlx int8/128 float32": mlx_affine(8, 128, np.float32),
     **{f"mlx {mode}": mlx_float(mode) for mode in GROUPS},
     "compressed-tensors": nvfp4(modelopt=False, scalar=False),
     "modelopt": nvfp4(modelopt=True),
-    "modelopt [1]": nvfp4(modelopt=True, scalar=False),
     "gpt-oss": gpt_oss(),
 }
-DECODED = {
-    f"fp8 {suffix} {np.dtype(dtype)}": block_fp8(suffix, dtype)
-    for suffix in ("_scale_inv", "_scale")
-    for dtype in (np.float32, BF16, np.float16)
-}
+DECODED = {"fp8 _scale_inv": block_fp8(), "fp8 _scale bfloat16": block_fp8("_scale", BF16)}

@@ -61,35 +61,6 @@ def test_a_bare_file(store: Store, tmp_path: Path) -> None:
         assert (model.documents(), model.config.capabilities) == (["blobstore.json"], [])
 
 
-@pytest.mark.parametrize("index", [True, False])
-def test_a_folder_with_shards(store: Store, tmp_path: Path, index: bool) -> None:
-    expect_everything(store, write_shards(tmp_path / "m", index=index))
-    with blobstore.open_model("m", store=store) as model:
-        assert model.documents() == ["config.json", "blobstore.json"]
-        assert model.files() == ["config.json", *([INDEX] if index else [])]
-
-
-def test_other_weights_are_left_out_and_said(store: Store, tmp_path: Path) -> None:
-    source = write_checkpoint(tmp_path / "m")
-    (source / "consolidated.safetensors").write_bytes(safetensors_bytes({"other": normal("o", 3)}))
-    (source / "broken.safetensors").write_bytes(b"?")
-    left_out = blobstore.plan_import(source).coverage.left_out
-    assert [one.name for one in left_out] == ["broken.safetensors", "consolidated.safetensors"]
-    expect_everything(store, source)
-
-
-def test_a_source_that_is_reached_through_links(store: Store, tmp_path: Path) -> None:
-    """The cache of Hugging Face: a snapshot's files are links to files named for their hash."""
-    real, snapshot = write_shards(tmp_path / "real"), tmp_path / "snapshots" / "abc"
-    snapshot.mkdir(parents=True)
-    for number, path in enumerate(sorted(real.iterdir())):
-        blob = tmp_path / f"blob{number}"
-        path.rename(blob)
-        (snapshot / path.name).symlink_to(os.path.relpath(blob, snapshot))
-    (tmp_path / "link").symlink_to(snapshot)
-    expect_everything(store, tmp_path / "link")
-
-
 def dangling(path: Path) -> None:
     path.symlink_to("gone")
 

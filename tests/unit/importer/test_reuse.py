@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shutil
 import stat
-import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -124,20 +123,6 @@ def test_an_old_blob_is_made_young_for_ollama(source: Path, store: Store) -> Non
     assert path.stat().st_mtime > then + HOUR_S
 
 
-@pytest.mark.parametrize("kind", ["none", "noise", "folder"])
-def test_without_a_sound_journal_all_is_made_again(source: Path, store: Store, kind: str) -> None:
-    first = int4(source, store)
-    journal = store.root / ".blobstore/hints/journal"
-    journal.unlink()
-    if kind == "folder":
-        journal.mkdir()
-    elif kind == "noise":
-        journal.write_bytes(bytes(range(256)) * 100)
-    again = int4(source, store)
-    assert (again.digest, again.recalled, again.created) == (first.digest, 0, 0)
-    assert int4(source, store).recalled == (0 if kind == "folder" else 6)
-
-
 def test_a_source_that_is_changed_through_a_map_is_imported_again(
     tmp_path: Path, store: Store
 ) -> None:
@@ -245,27 +230,6 @@ def test_other_options_use_only_what_is_the_same(source: Path, store: Store) -> 
     again = [int4(source, store, **options) for options in OPTIONS]
     assert [(one.digest, one.recalled) for one in again] == [(digest, 6) for digest in fresh]
     assert len(set(fresh)) == len(OPTIONS)
-
-
-def test_imports_of_a_source_at_once(source: Path, store: Store) -> None:
-    together = threading.Barrier(4)
-    results: list[ImportResult] = []
-
-    def run(number: int) -> None:
-        together.wait()
-        result = blobstore.import_model(source, f"m{number % 2}", store=store, quant="int4", jobs=2)
-        results.append(result)
-
-    for _ in range(2):
-        threads = [threading.Thread(target=run, args=[number]) for number in range(4)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-    assert len(results) == 8
-    assert len({result.digest for result in results}) == 1
-    assert rest_of(store) == []
-    assert wrong_digests(store) == []
 
 
 # Imports that stop, of 9 MiB in thirty weights: more than are made and hashed at once

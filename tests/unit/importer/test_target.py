@@ -242,18 +242,3 @@ def test_the_commands_print_the_plan_with_its_errors(
     assert "everything is kept" in capsys.readouterr().err
     for wrong in (["--target-size", "4MB", "--target-bpw", "4"], ["--target-size", "much"]):
         assert run(["import", source, "m", *wrong, *store]) == 2
-
-
-def test_the_bar_is_given_what_is_read() -> None:
-    totals: list[int] = []
-    told: list[int] = []
-
-    class Bar:
-        def begin(self, total: int) -> None:
-            totals.append(total)
-
-        def __call__(self, nbytes: int, name: str) -> None:
-            told.append(nbytes)
-
-    blobstore.plan_import(PYCODE, target_bpw=5.0, progress=Bar())
-    assert totals == [sum(told)]

@@ -8,15 +8,13 @@ from __future__ import annotations
 import itertools
 import json
 import os
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from support import PYCODE_MOE
 from support.buckets import memory_store
-from support.many import Forgetful, sharded_checkpoint
+from support.many import sharded_checkpoint
 
 import blobstore
 from blobstore.cli.main import run
@@ -25,7 +23,6 @@ from blobstore.errors import (
     CorruptDataError,
     DocumentError,
     UnfinishedPlanError,
-    UsageError,
 )
 from blobstore.importer.planfile import write_plan
 from blobstore.importer.run import import_model, plan_import
@@ -76,12 +73,6 @@ def test_the_manifest_is_that_of_one_machine(plan: Path, store: Store, kind: str
     assert result.manifest.raw == alone(plan.parent / "m")
     assert home.manifests.read(result.name).raw == result.manifest.raw
     assert commit_plan(plan, "m", store=home, verify=True).created == 0  # again
-
-
-def test_groups_of_experts(tmp_path: Path, home: MemoryStore) -> None:
-    plan = written_plan(PYCODE_MOE, tmp_path, "nvfp4")
-    work_all(plan, home)
-    assert commit_plan(plan, "m", store=home).manifest.raw == alone(PYCODE_MOE, "nvfp4")
 
 
 def test_what_is_done_is_found(plan: Path, home: MemoryStore) -> None:
@@ -231,15 +222,3 @@ def test_a_source_that_changed(plan: Path, home: MemoryStore) -> None:
     for act in (work_on_plan, commit_plan):
         with pytest.raises(CorruptDataError, match="since the plan"):
             act(plan, store=home)
-
-
-def test_a_source_in_another_place(plan: Path, home: MemoryStore, tmp_path: Path) -> None:
-    shutil.move(tmp_path / "m", tmp_path / "moved")
-    work_on_plan(plan, store=home, source=str(tmp_path / "moved"))
-    result = commit_plan(plan, "m", store=home, source=str(tmp_path / "moved"))
-    assert result.manifest.raw == alone(tmp_path / "moved")
-
-
-def test_a_home_that_does_not_remember(plan: Path) -> None:
-    with pytest.raises(UsageError, match="remember"):
-        work_on_plan(plan, store=Forgetful())

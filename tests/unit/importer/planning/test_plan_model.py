@@ -95,15 +95,6 @@ def test_sizes_are_sums_of_their_parts(profile: str) -> None:
     assert plan.stored_bytes == sum(blob.size for blob in plan.blobs) + documents
 
 
-def test_packed_experts_get_one_type_whatever_the_architecture_promotes() -> None:
-    config = {"architecture": "Cohere2MoeForCausalLM", "num_hidden_layers": 8}
-    tensors = expert_tensors()
-    packed = plan_of(tensors, config, quant="int4", experts="packed")
-    assert set(types_of(packed).values()) == {"int4/32"}
-    stacked = plan_of(tensors, config, quant="int4", experts="stacked")
-    assert list(types_of(stacked).values()) == ["int8/64", "int4/32", "int4/32"]
-
-
 def test_packed_experts_keep_what_the_architecture_keeps() -> None:
     config = {"architecture": "LagunaForCausalLM", "num_hidden_layers": 40}
     plan = plan_of([*expert_tensors(layer=1), *expert_tensors(layer=5)], config, quant="mxfp8")

@@ -70,6 +70,7 @@ def test_first_and_last_layers_and_every_third_have_more_bits(
     for architecture in (GEMMA4, COHERE2, GLIMMER):
         policy = policy_of(architecture, "nvfp4", num_hidden_layers=layers)
         assert promoted(policy, layers) == wanted
+    assert promoted(policy_of(GEMMA4, "nvfp4", num_experts=8), 4) == []
 
 
 @pytest.mark.parametrize(
@@ -87,12 +88,6 @@ def test_the_number_of_layers_is_where_the_architecture_has_it(
 ) -> None:
     name = DOWN.replace("mlp", "mixer") if architecture == NEMOTRON else DOWN
     assert promoted(policy_of(architecture, "nvfp4", **config), 8, name) == [0, 3, 6, 7]
-
-
-def test_without_a_number_of_layers_none_is_chosen() -> None:
-    assert promoted(policy_of(GEMMA4, "int4", num_experts=8), 4) == []
-    general = policy_of(COHERE2, "int4", text_config={"num_hidden_layers": 8})
-    assert promoted(general, 4) == [0, 1, 2, 3]  # as the general policy does
 
 
 @pytest.mark.parametrize(
@@ -115,41 +110,6 @@ def test_odd_numbers_and_kinds_of_layers_are_refused(
     assert not policy_of("LlamaForCausalLM", "int4", **config).rules  # nobody reads them there
 
 
-@pytest.mark.parametrize(
-    ("architecture", "name", "cols", "given"),
-    [
-        (GEMMA4, "model.embed_tokens.weight", 48, "nvfp4"),
-        (GEMMA4, "model.embed_tokens.weight", 24, None),
-        (COHERE2, "model.embed_tokens.weight", 48, None),
-        (LAGUNA, "model.embed_tokens.weight", 48, None),
-        (GEMMA4, "model.layers.0.mlp.down_proj.weight", 48, "nvfp4"),
-        (NEMOTRON, "backbone.layers.0.mixer.q_proj.weight", 48, "nvfp4"),
-    ],
-)
-def test_where_eight_bits_do_not_fit(
-    architecture: str, name: str, cols: int, given: str | None
-) -> None:
-    policy = policy_of(architecture, "nvfp4", num_hidden_layers=8)
-    assert type_of(policy, name, (128, cols)) == given
-    assert policy.wants(name, (128, cols))
-
-
-@pytest.mark.parametrize("asked", ["int4", "mxfp8"])
-def test_other_modalities_gates_and_convolutions_are_kept(asked: str) -> None:
-    gemma = policy_of(GEMMA4, asked, num_hidden_layers=8)
-    nemotron = policy_of(NEMOTRON, asked, num_hidden_layers=52)
-    kept = {
-        "model.vision_tower.encoder.layers.0.self_attn.v_proj.linear.weight": gemma,
-        "model.embed_audio.embedding_projection.weight": gemma,
-        "model.layers.0.router.proj.weight": gemma,
-        "vision_model.radio_model.model.patch_generator.proj.weight": nemotron,
-        "mlp1.0.weight": nemotron,
-        "sound_encoder.encoder.layers.0.self_attn.q_proj.weight": nemotron,
-        "language_model.backbone.layers.0.mixer.conv1d.weight": nemotron,
-    }
-    assert [name for name, policy in kept.items() if policy.wants(name, SHAPE)] == []
-
-
 def test_glimmer() -> None:
     policy = policy_of(GLIMMER, "nvfp4", text_config={"num_hidden_layers": 52})
     wanted = {
@@ -160,10 +120,8 @@ def test_glimmer() -> None:
         "layers.6.mlp.down_proj": "nvfp4",
         "layers.8.mlp.down_proj": "mxfp8",
         "layers.0.self_attn.gate_proj": "mxfp8",
-        "layers.6.self_attn.gate_proj": "nvfp4",
         "layers.0.mlp.gate_proj": "nvfp4",
         "vision_tower.layers.0.self_attn.q_proj": None,
-        "vision_adapter.fc1": None,
         "vision_projection": None,
     }
     found = {name: type_of(policy, f"{TEXT}.{name}.weight", (6656, 6656)) for name in wanted}

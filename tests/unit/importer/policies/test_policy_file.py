@@ -13,7 +13,6 @@ from support import PYCODE_MOE, ROOT
 from support.checkpoints import write_checkpoint
 from support.inventories import types_of
 
-from blobstore.cli.main import run
 from blobstore.errors import (
     DocumentError,
     LimitExceededError,
@@ -151,18 +150,6 @@ def test_the_documented_example_does_what_it_says() -> None:
     assert kinds["model.layers.1.mlp.experts.0.up_proj.weight"] == "int4/64"
     assert kinds["model.layers.1.mlp.experts.0.down_proj.weight"] == "int8/128"
     assert {kind for name, kind in kinds.items() if name.startswith("model.layers.0.")} == {"none"}
-
-
-def test_the_command_line_takes_a_policy(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    source = str(write_checkpoint(tmp_path / "m"))
-    policy = str(written(tmp_path, 'quant = "mxfp8"\nrules = ["*.up_proj.weight=none"]\n'))
-    line = ["plan", source, "--policy", policy, "--rule", "lm_head.weight=int4", "--json"]
-    assert run(line) == 0
-    blobs = json.loads(capsys.readouterr().out)["blobs"]
-    kinds = {one["name"]: one["quant_type"] for blob in blobs for one in blob["tensors"]}
-    assert (kinds[UP], kinds["lm_head.weight"], kinds[Q]) == (None, "int4", "mxfp8")
 
 
 def test_a_function_decides_what_it_wants_to_and_rules_win_over_it() -> None:

@@ -141,13 +141,6 @@ def test_a_rule_splits_a_packed_group_and_then_metadata_is_per_tensor() -> None:
     assert whole.metadata == {"quant_type": "mxfp4", "group_size": "32"}
 
 
-def test_a_rule_may_keep_one_expert() -> None:
-    plan = plan_of(expert_tensors(), rules=[f"{EXPERTS}.1.*=none"], quant="int4")
-    kept = {name for name, kind in types_of(plan).items() if kind == "none"}
-    assert kept == {f"{EXPERTS}.1.{name}_proj.weight" for name in ("up", "down", "gate")}
-    assert plan.blobs[0].metadata == {"quant_type": "int4", "group_size": "32"}
-
-
 def test_a_group_that_does_not_fit_is_kept_but_for_what_a_rule_says() -> None:
     odd = [source_tensor(f"{EXPERTS}.{expert}.w.weight", 64, 48) for expert in (0, 1)]
     tensors = [*expert_tensors(), *odd, source_tensor(UP, 64, 64)]
