@@ -1,8 +1,8 @@
 """The source checkpoints of fixtures/ollama-records, rewritten byte for byte.
 
 The digests and hashes of the records hold for exactly these bytes: weights are seeded by tensor
-name, tensors lie in the order in which they are yielded here, and the JSON documents are stored as
-they stand.
+name, tensors lie in the order in which they are yielded here, and the JSON documents
+(fixtures/ollama-sources.json) are stored as they stand.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import os
 import struct
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,11 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from support import architecture_sources as architectures, prequantized_sources as prequantized
+from support import (
+    FIXTURES,
+    architecture_sources as architectures,
+    prequantized_sources as prequantized,
+)
 from support.ollama_weights import (
     BF16,
     EXPERT,
@@ -42,53 +46,23 @@ INDEX = "model.safetensors.index.json"
 F8, F8_E5M2 = np.dtype(ml_dtypes.float8_e4m3fn), np.dtype(ml_dtypes.float8_e5m2)
 _DTYPE_NAMES = {BF16: "BF16", F16: "F16", F32: "F32", F8: "F8_E4M3", F8_E5M2: "F8_E5M2"}
 _DTYPE_NAMES |= {np.dtype(np.uint8): "U8", np.dtype(np.uint32): "U32"}
+_DOCUMENTS: dict[str, Json] = json.loads((FIXTURES / "ollama-sources.json").read_text())
+LLAMA, QWEN3_MOE, FP8 = (_DOCUMENTS[name] for name in ("llama", "qwen3_moe", "fp8"))
+_MODELOPT, _COMPRESSED = (_DOCUMENTS[name] for name in ("modelopt", "compressed"))
 
-LLAMA: Json = json.loads("""{
-    "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 256,
-    "intermediate_size": 512,
-    "num_hidden_layers": 4, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 64,
-    "vocab_size": 2048,
-    "rms_norm_eps": 1e-5, "rope_theta": 10000.0, "max_position_embeddings": 2048,
-    "tie_word_embeddings": false,
-    "torch_dtype": "bfloat16", "bos_token_id": 256, "eos_token_id": 257, "hidden_act": "silu"
-}""")
-QWEN3_MOE: Json = json.loads("""{
-    "architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe", "hidden_size": 256,
-    "intermediate_size": 512,
-    "moe_intermediate_size": 128, "num_experts": 12, "num_experts_per_tok": 2,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 64, "vocab_size": 2048,
-    "rms_norm_eps": 1e-6,
-    "rope_theta": 1e6, "max_position_embeddings": 4096, "norm_topk_prob": true,
-    "torch_dtype": "bfloat16",
-    "tie_word_embeddings": false
-}""")
-_TOKENIZER = """{
-    "version": "1.0", "truncation": null, "padding": null, "added_tokens": [], "normalizer": null,
-    "pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true,
-    "use_regex": true},
-    "post_processor": null,
-    "decoder": {"type": "ByteLevel", "add_prefix_space": true, "trim_offsets": true,
-    "use_regex": true},
-    "model": {
-        "type": "BPE", "dropout": null, "unk_token": null, "continuing_subword_prefix": null,
-        "end_of_word_suffix": null,
-        "fuse_unk": false, "byte_fallback": false, "ignore_merges": false, "vocab": {}, "merges": []
-    }
-}"""
+
+def _layers(count: int) -> Iterator[str]:
+    return (f"model.layers.{number}" for number in range(count))
 
 
 def _llama(layers: int, *, biases: bool = False, head: bool = True) -> Iterator[Weight]:
     yield Weight("model.embed_tokens.weight", (VOCABULARY, HIDDEN))
-    for layer in (f"model.layers.{number}" for number in range(layers)):
+    for layer in _layers(layers):
         yield from (norm(f"{layer}.{name}_layernorm") for name in ("input", "post_attention"))
         yield from attention(layer)
-        if biases:
-            sizes = {"q": HIDDEN, "k": KEYS, "v": KEYS}
-            yield from (
-                Weight(f"{layer}.self_attn.{name}_proj.bias", (size,))
-                for name, size in sizes.items()
-            )
+        for name, size in {"q": HIDDEN, "k": KEYS, "v": KEYS}.items():
+            if biases:
+                yield Weight(f"{layer}.self_attn.{name}_proj.bias", (size,))
         yield from mlp(f"{layer}.mlp", INTERMEDIATE)
     yield norm("model.norm")
     if head:
@@ -97,7 +71,7 @@ def _llama(layers: int, *, biases: bool = False, head: bool = True) -> Iterator[
 
 def _qwen3_moe(layers: int, experts: int) -> Iterator[Weight]:
     yield Weight("model.embed_tokens.weight", (VOCABULARY, HIDDEN))
-    for layer in (f"model.layers.{number}" for number in range(layers)):
+    for layer in _layers(layers):
         yield from attention(layer, norms=True)
         yield from (norm(f"{layer}.{name}_layernorm") for name in ("input", "post_attention"))
         yield Weight(f"{layer}.mlp.gate.weight", (experts, HIDDEN))
@@ -111,7 +85,7 @@ def _qwen3_moe(layers: int, experts: int) -> Iterator[Weight]:
 
 def _switch_mlp(layers: int, experts: int) -> Iterator[Weight]:
     yield Weight("model.embed_tokens.weight", (VOCABULARY, HIDDEN))
-    for layer in (f"model.layers.{number}" for number in range(layers)):
+    for layer in _layers(layers):
         yield from attention(layer, norms=True)
         yield norm(f"{layer}.input_layernorm")
         yield Weight(f"{layer}.mlp.gate.weight", (experts, HIDDEN))
@@ -119,7 +93,7 @@ def _switch_mlp(layers: int, experts: int) -> Iterator[Weight]:
     yield norm("model.norm")
 
 
-def _arrays(weights: Iterator[Weight], dtype: np.dtype[Any] | None = None) -> Tensors:
+def _arrays(weights: Iterable[Weight], dtype: np.dtype[Any] | None = None) -> Tensors:
     return {weight.name: replace(weight, dtype=dtype or weight.dtype).array() for weight in weights}
 
 
@@ -128,18 +102,12 @@ def _write_safetensors(path: Path, tensors: Mapping[str, Array]) -> None:
     end = 0
     for name, array in tensors.items():
         begin, end = end, end + array.nbytes
-        header[name] = {
-            "dtype": _DTYPE_NAMES[array.dtype],
-            "shape": list(array.shape),
-            "data_offsets": [begin, end],
-        }
+        entry = {"dtype": _DTYPE_NAMES[array.dtype], "shape": list(array.shape)}
+        header[name] = {**entry, "data_offsets": [begin, end]}
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
-    path.write_bytes(
-        struct.pack("<Q", len(text))
-        + text
-        + b"".join(array.tobytes() for array in tensors.values())
-    )
+    data = b"".join(array.tobytes() for array in tensors.values())
+    path.write_bytes(struct.pack("<Q", len(text)) + text + data)
 
 
 def _write_json(path: Path, document: Json) -> None:
@@ -149,16 +117,14 @@ def _write_json(path: Path, document: Json) -> None:
 def _tokenizer() -> Json:
     """Return a byte-level BPE tokenizer without merges, as tokenizers 0.23 saves it."""
     visible = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
-    alphabet = sorted(
-        [*map(chr, visible), *(chr(0x100 + number) for number in range(256 - len(visible)))]
-    )
-    tokenizer: Json = json.loads(_TOKENIZER)
-    flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False) | {
-        "special": True
-    }
+    others = range(0x100, 0x200 - len(visible))
+    alphabet = sorted(map(chr, [*visible, *others]))
+    words = ("single_word", "lstrip", "rstrip", "normalized")
+    flags = {**dict.fromkeys(words, False), "special": True}
+    tokenizer: Json = json.loads(json.dumps(_DOCUMENTS["tokenizer"]))
     tokenizer["added_tokens"] = [
-        {"id": 256, "content": "<s>", **flags},
-        {"id": 257, "content": "</s>", **flags},
+        {"id": 256 + number, "content": token, **flags}
+        for number, token in enumerate(("<s>", "</s>"))
     ]
     tokenizer["model"]["vocab"] = {character: number for number, character in enumerate(alphabet)}
     return tokenizer
@@ -168,24 +134,14 @@ def _write_documents(folder: Path, config: Json, *, thinks: bool) -> None:
     template = "{% for m in messages %}{{ m['role'] }}: {{ m['content'] }}\n{% endfor %}"
     template += "{% if enable_thinking %}<think></think>{% endif %}" * thinks
     tokens = {"bos_token": "<s>", "eos_token": "</s>"}
-    tokenizer_config = {
-        **tokens,
-        "chat_template": template,
-        "tokenizer_class": "PreTrainedTokenizerFast",
-    }
-    generation_config = {
-        "bos_token_id": 256,
-        "eos_token_id": 257,
-        "do_sample": True,
-        "temperature": 0.6,
-    }
+    settings = {"chat_template": template, "tokenizer_class": "PreTrainedTokenizerFast"}
+    ids = {"bos_token_id": 256, "eos_token_id": 257}
     _write_json(folder / "config.json", config)
-    _write_json(folder / "tokenizer_config.json", tokenizer_config)
+    _write_json(folder / "tokenizer_config.json", {**tokens, **settings})
     _write_json(folder / "special_tokens_map.json", tokens)
-    _write_json(folder / "generation_config.json", generation_config)
-    (folder / "tokenizer.json").write_text(
-        json.dumps(_tokenizer(), indent=2, ensure_ascii=False), encoding="utf-8"
-    )
+    _write_json(folder / "generation_config.json", {**ids, "do_sample": True, "temperature": 0.6})
+    text = json.dumps(_tokenizer(), indent=2, ensure_ascii=False)
+    (folder / "tokenizer.json").write_text(text, encoding="utf-8")
 
 
 @dataclass(frozen=True)
@@ -222,25 +178,6 @@ def _write_shards(folder: Path, tensors: Tensors, starts: Sequence[int]) -> None
     _write_json(folder / INDEX, index)
 
 
-FP8: Json = {
-    "quant_method": "fp8",
-    "fmt": "e4m3",
-    "activation_scheme": "dynamic",
-    "weight_block_size": [128, 128],
-}
-_MODELOPT = {
-    "quant_method": "modelopt",
-    "quant_algo": "NVFP4",
-    "group_size": 16,
-    "ignore": ["lm_head"],
-}
-_COMPRESSED: Json = json.loads("""{
-    "quant_method": "compressed-tensors", "format": "nvfp4-pack-quantized",
-    "config_groups": {"group_0": {
-        "format": "nvfp4-pack-quantized",
-        "weights": {"num_bits": 4, "type": "float", "group_size": 16, "strategy": "tensor_group"}
-    }}
-}""")
 Q_PROJ = "model.layers.0.self_attn.q_proj.weight"
 
 
@@ -342,9 +279,8 @@ SOURCES = {
     ),
     "b_qwen3_moe": _mixture(2, 12, thinks=True),
     "b_switch_mlp_stacked": _plain({**QWEN3_MOE, "num_experts": 8}, _switch_mlp, 2, 8),
-    "c_sharded": Source(
-        LLAMA,
-        lambda: _arrays(_llama(4)),
+    "c_sharded": replace(
+        _dense(4),
         shards=(0, 10, 25),
         change=_beside("consolidated.safetensors", "tok_embeddings.weight", Weight("x", (16, 16))),
     ),
