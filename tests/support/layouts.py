@@ -55,13 +55,10 @@ def instruct(folder: Path) -> Path:
 
 def sentencepiece(folder: Path) -> Path:
     """Write a model with a SentencePiece tokenizer, in shards with transformers' index."""
-    places = {
-        "lm_head.weight": "model-00002-of-00002.safetensors",
-        "model.embed_tokens.weight": "model-00001-of-00002.safetensors",
-        "model.norm.weight": "model-00002-of-00002.safetensors",
-    }
-    for file in set(places.values()):
-        save(folder / file, *(name for name in places if places[name] == file))
+    one, two = (f"model-0000{number}-of-00002.safetensors" for number in (1, 2))
+    save(folder / one, "model.embed_tokens.weight")
+    save(folder / two, "lm_head.weight", "model.norm.weight")
+    places = {"lm_head.weight": two, "model.embed_tokens.weight": one, "model.norm.weight": two}
     metadata = {"total_parameters": 6144, "total_size": 24576}
     index = json.dumps({"metadata": metadata, "weight_map": places}, indent=2) + "\n"
     return write(
@@ -76,11 +73,7 @@ def sentencepiece(folder: Path) -> Path:
 
 
 def tokenizers(folder: Path) -> Path:
-    """Write a model with templates, and files of byte-level BPE, tiktoken, WordPiece and Mistral.
-
-    Images, sound and film have processors.
-    """
-    processors = ("preprocessor_config.json", "processor_config.json", "audio/config.json")
+    """Write a model with templates, and files of byte-level BPE, tiktoken and Mistral."""
     return write(
         instruct(folder),
         {
@@ -88,13 +81,12 @@ def tokenizers(folder: Path) -> Path:
             "chat_templates/rag.jinja": "{}",
             "vocab.json": {"a": 0},
             "merges.txt": "#version: 0.2\na b\n",
-            "vocab.txt": "[UNK]\r\na\r\n",
+            "vocab.txt": "[UNK]\r\na\r\n",  # as WordPiece has it
             "qwen.tiktoken": "IQ== 0\nIg== 1\n",
             "tokenization_qwen.py": "raise SystemExit('run')\n",
             "__init__.py": b"",
-            "params.json": {"dim": 64},
             "tokenizer.model.v3": BINARY,
-            **{name: {"size": 224} for name in processors},
+            "audio/config.json": {"size": 224},
         },
     )
 
@@ -128,13 +120,12 @@ def with_draft(folder: Path) -> Path:
 
 
 def documented(folder: Path) -> Path:
-    """Write a model with texts, code, a picture, a Modelfile and a file named like ours."""
+    """Write a model with texts, a picture, a Modelfile and a file named like ours."""
     return write(
         model(folder),
         {
             "README.md": "# ä\n",
             "NOTICE.txt": "",
-            "modeling_x.py": "import os\n",
             "assets/figure.png": BINARY,
             "Modelfile": "FROM .\n",
             "docs/blobstore.json": "{}",

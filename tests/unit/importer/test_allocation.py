@@ -71,11 +71,6 @@ def test_ties_go_to_the_earlier_item_and_choice() -> None:
     assert allocate([[Choice(4, 0.0)] * 3, [Choice(4, 0.0), Choice(8, 0.0)]], 100) == [0, 0]
 
 
-def test_the_fill_uses_choices_off_the_hull() -> None:
-    item = [Choice(10, 10.0), Choice(15, 9.0), Choice(100, 0.0)]
-    assert allocate([item] * 1500, 10 * 1500 + 5) == [1, *[0] * 1499]
-
-
 def test_the_smallest_and_the_largest_budget() -> None:
     items = tensors(50)
     assert allocate(items, least_bytes(items)) == [0] * 50

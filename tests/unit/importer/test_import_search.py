@@ -114,14 +114,6 @@ def test_a_global_scale_is_stored_and_read_back(
         assert float(stored[0]) == float(wanted.global_scale[0])
 
 
-def test_a_global_scale_is_that_of_converted_weights(store: Store, tmp_path: Path) -> None:
-    weights = normal("big", 70, 192, dtype=np.float32)
-    weights[-1, -1] = 3.999
-    options: dict[str, Any] = {"quant": "nvfp4", "global_scale": True}
-    model = imported(store, tmp_path, {W: weights}, dtype="bfloat16", **options)
-    assert_same_parts(parts(model), quantized(weights.astype(BF16), **options))
-
-
 def test_experts_have_a_global_scale_each_or_one_for_the_stack(
     store: Store, tmp_path: Path
 ) -> None:

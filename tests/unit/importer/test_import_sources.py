@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
@@ -10,9 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from support.arrays import bits
 from support.checkpoints import (
-    LLAMA_CONFIG,
     normal,
     safetensors_bytes,
     small_tensors,
@@ -29,62 +26,41 @@ from blobstore.errors import (
 )
 from blobstore.store.local.store import Store
 
-INDEX = "model.safetensors.index.json"
-ONE, TWO = "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"
-
-
-def write_shards(folder: Path, *, index: bool = True) -> Path:
-    """Write a checkpoint of two shards, the embedding in the second, and its index."""
-    shards = {name: TWO if name == "model.embed_tokens.weight" else ONE for name in small_tensors()}
-    folder.mkdir()
-    (folder / "config.json").write_text(json.dumps(LLAMA_CONFIG))
-    for file in (ONE, TWO):
-        tensors = {name: array for name, array in small_tensors().items() if shards[name] == file}
-        (folder / file).write_bytes(safetensors_bytes(tensors))
-    if index:
-        document = {"metadata": {"total_size": 1}, "weight_map": shards}
-        (folder / INDEX).write_text(json.dumps(document))
-    return folder
-
-
-def expect_everything(store: Store, source: Path) -> None:
-    blobstore.import_model(source, "m", store=store)
-    with blobstore.open_model("m", store=store, verify=True) as model:
-        assert {name: bits(tensor.numpy()) for name, tensor in model.items()} == {
-            name: bits(array) for name, array in small_tensors().items()
-        }
-
-
-def test_a_bare_file(store: Store, tmp_path: Path) -> None:
-    expect_everything(store, write_checkpoint(tmp_path / "m") / "model.safetensors")
-    with blobstore.open_model("m", store=store) as model:
-        assert (model.documents(), model.config.capabilities) == (["blobstore.json"], [])
-
 
 def dangling(path: Path) -> None:
     path.symlink_to("gone")
 
 
 @pytest.mark.parametrize(
-    ("name", "make", "index"),
+    ("name", "make"),
     [
-        ("config.json", os.mkfifo, True),
-        ("tokenizer.json", dangling, False),
-        (INDEX, dangling, True),
-        (TWO, os.mkfifo, True),
-        (TWO, dangling, False),
+        ("config.json", os.mkfifo),
+        ("tokenizer.json", dangling),
+        ("model.safetensors.index.json", dangling),
     ],
 )
 def test_a_file_of_the_checkpoint_that_can_not_be_read_is_not_left_out(
-    store: Store, tmp_path: Path, name: str, make: Callable[[Path], None], index: bool
+    store: Store, tmp_path: Path, name: str, make: Callable[[Path], None]
 ) -> None:
     """A partial download is a folder with dangling links, which belong to the model."""
-    source = write_shards(tmp_path / "m", index=index)
+    source = write_checkpoint(tmp_path / "m")
     (source / name).unlink(missing_ok=True)
     make(source / name)
     with pytest.raises((NotFoundError, StorageError), match=name):
         blobstore.import_model(source, store=store)
     assert not store.root.exists()
+
+
+def test_a_tensor_in_two_files(tmp_path: Path) -> None:
+    source = write_checkpoint(tmp_path / "m")
+    data = (source / "model.safetensors").read_bytes()
+    for number in (1, 2):
+        (source / f"model-0000{number}-of-00002.safetensors").write_bytes(data)
+    with pytest.raises(UnsupportedSourceError, match=r"model\.safetensors"):
+        blobstore.plan_import(source)
+    (source / "model.safetensors").unlink()
+    with pytest.raises(CorruptDataError, match="both hold"):
+        blobstore.plan_import(source)
 
 
 def cut(path: Path) -> None:
@@ -150,49 +126,3 @@ def test_more_shards_than_files_may_be_open(tmp_path: Path, store: Store) -> Non
     subprocess.run([sys.executable, "-c", code, tmp_path / "m", store.root], check=True)
     with blobstore.open_model("m", store=store) as model:
         assert len(model) == 40
-
-
-def change_index(change: Callable[[dict[str, str]], object]) -> Callable[[Path], None]:
-    def act(folder: Path) -> None:
-        index = json.loads((folder / INDEX).read_text())
-        change(index["weight_map"])
-        (folder / INDEX).write_text(json.dumps(index))
-
-    return act
-
-
-def remove_shard(folder: Path) -> None:
-    (folder / TWO).unlink()
-
-
-def hold_a_tensor_twice(folder: Path) -> None:
-    (folder / INDEX).unlink()
-    (folder / TWO).write_bytes((folder / ONE).read_bytes())
-
-
-def add_single_file(folder: Path) -> None:
-    (folder / INDEX).unlink()
-    (folder / "model.safetensors").write_bytes(safetensors_bytes(small_tensors()))
-
-
-@pytest.mark.parametrize(
-    ("change", "kind", "says"),
-    [
-        (change_index(lambda places: places.pop("lm_head.weight")), CorruptDataError, "'lm_head"),
-        (change_index(lambda places: places.update(ghost=ONE)), CorruptDataError, "'ghost'"),
-        (remove_shard, NotFoundError, TWO),
-        (hold_a_tensor_twice, CorruptDataError, "both hold"),
-        (add_single_file, UnsupportedSourceError, "both model.safetensors"),
-    ],
-)
-def test_an_index_and_shards_that_disagree(
-    store: Store,
-    tmp_path: Path,
-    change: Callable[[Path], None],
-    kind: type[BlobStoreError],
-    says: str,
-) -> None:
-    change(write_shards(tmp_path / "m"))
-    with pytest.raises(kind, match=says):
-        blobstore.import_model(tmp_path / "m", store=store)
-    assert not store.root.exists()

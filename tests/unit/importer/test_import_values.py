@@ -8,7 +8,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 import pytest
 from support.arrays import bits, bits_of_parts, plain
@@ -44,18 +43,6 @@ def test_conversion_is_ml_dtypes_cast(store: Store, tmp_path: Path, kind: Any, t
     tensor = plain(imported(store, tmp_path, {W: values, "s": values[1, 1]}, dtype=to)[W])
     wanted = values.astype({"bfloat16": BF16}.get(to, to))
     assert (tensor.dtype, bits(tensor)) == (wanted.dtype, bits(wanted))
-
-
-def test_conversion_leaves_what_is_not_a_float(store: Store, tmp_path: Path) -> None:
-    tensors: dict[str, Array] = {
-        "i64": np.arange(4),
-        "u8": np.arange(4, dtype=np.uint8),
-        "f8": normal("f", 4, dtype=ml_dtypes.float8_e4m3fn),
-    }
-    model = imported(store, tmp_path, tensors, dtype="bfloat16")
-    assert {name: (plain(tensor).dtype, bits(plain(tensor))) for name, tensor in model.items()} == {
-        name: (array.dtype, bits(array)) for name, array in tensors.items()
-    }
 
 
 def test_conversion_comes_before_quantization(store: Store, tmp_path: Path) -> None:

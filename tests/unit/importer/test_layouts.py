@@ -14,8 +14,6 @@ from support.layouts import (
     LAYOUTS,
     documented,
     instruct,
-    model,
-    save,
     sentencepiece,
     with_draft,
     write,
@@ -24,7 +22,6 @@ from support.layouts import (
 import blobstore
 from blobstore.errors import NotFoundError, UnsupportedSourceError
 from blobstore.formats.documents import FILE_MEDIA_TYPE, Descriptor
-from blobstore.importer.run import run_plan
 from blobstore.inspection.listing import stored_coverage
 from blobstore.names import ModelName
 from blobstore.store.local.store import Store
@@ -55,18 +52,6 @@ def test_every_file_of_a_layout_comes_back(store: Store, tmp_path: Path, layout:
     assert stored_coverage(store, result.manifest) == coverage
     again = blobstore.import_model(out, "again", store=store, **draft_of(out))
     assert again.digest == result.digest
-
-
-@pytest.mark.parametrize("layout", [sentencepiece, with_draft])
-def test_quantized_all_but_the_weights_comes_back(
-    store: Store, tmp_path: Path, layout: Write
-) -> None:
-    source = layout(tmp_path / "in")
-    blobstore.import_model(source, "m", store=store, quant="int4", **draft_of(source))
-    blobstore.export_model("m", tmp_path / "out", store=store)
-    found, files = files_of(tmp_path / "out"), files_of(source)
-    rest = {name: data for name, data in files.items() if "safetensors" not in name}
-    assert {name: data for name, data in found.items() if "safetensors" not in name} == rest
 
 
 @pytest.mark.parametrize("layout", [sentencepiece, with_draft, documented])
@@ -137,15 +122,6 @@ def test_hostile_names_of_files_are_refused(store: Store, tmp_path: Path, name: 
     assert not any((tmp_path / "out").rglob("*"))
 
 
-def test_a_file_that_changes_after_it_was_planned_is_an_error(store: Store, tmp_path: Path) -> None:
-    source = instruct(tmp_path / "in")
-    plan = blobstore.plan_import(source)
-    (source / "chat_template.jinja").write_text("another")
-    with pytest.raises(blobstore.BlobStoreError, match=r"chat_template\.jinja"):
-        run_plan(plan, M, store)
-    assert not (store.root / "manifests").exists()
-
-
 def test_what_an_early_version_recorded_has_no_coverage(store: Store, tmp_path: Path) -> None:
     manifest = blobstore.import_model(instruct(tmp_path / "in"), M, store=store).manifest
     own = manifest.document("blobstore.json")
@@ -169,15 +145,3 @@ def test_hidden_files_do_not_change_a_models_id(store: Store, tmp_path: Path) ->
     assert one.digest == other.digest
     assert [left.name for left in other.coverage.left_out] == [".DS_Store", ".cache/", ".env"]
     assert other.coverage.files.source == one.coverage.files.source
-
-
-def test_weights_of_folders_that_are_too_large_are_said(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("blobstore.source.files.MAX_FILE", 2**20)
-    source = model(tmp_path / "in")
-    save(source / "vision" / "model.safetensors", "a")
-    with (source / "vision" / "model.safetensors").open("ab") as file:
-        file.truncate(2**20 + 1)
-    (left,) = blobstore.plan_import(source).coverage.left_out
-    assert (left.name, left.reason) == ("vision/model.safetensors", "larger than 1 MiB")

@@ -19,7 +19,6 @@ from support.checkpoints import normal, small_tensors, write_checkpoint
 from support.many import Forgetful
 from support.ollama_sources import write_source
 
-from blobstore.cli.main import run
 from blobstore.errors import (
     BlobStoreError,
     CorruptDataError,
@@ -170,18 +169,6 @@ def test_a_source_that_has_changed(
     assert (caught.value.path, caught.value.hint) != (None, None)
 
 
-def test_files_that_the_plan_does_not_name_are_ignored(tmp_path: Path) -> None:
-    """The plan itself may lie in its source, and so may its receipts."""
-    folder = write_checkpoint(tmp_path / "m")
-    (folder / "config.json").rename(tmp_path / "config.json")
-    plan = plan_import(folder, quant="int8")
-    write_plan(plan, folder / "plan.json")
-    (folder / "plan.json.receipts").mkdir()
-    (folder / "plan.json.receipts" / "000000.json").write_text("{}")
-    (tmp_path / "config.json").rename(folder / "config.json")
-    assert_same(read_plan(folder / "plan.json"), plan)
-
-
 def test_a_plan_of_another_version(tmp_path: Path) -> None:
     path = tmp_path / "plan.json"
     write_plan(plan_import(write_checkpoint(tmp_path / "m"), quant="int4"), path)
@@ -261,18 +248,3 @@ def test_what_is_not_a_plan(text: str, tmp_path: Path) -> None:
     with pytest.raises(DocumentError) as caught:
         read_plan(tmp_path / "plan.json")
     assert caught.value.rule == "P2"
-
-
-def test_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    source, plan = str(write_checkpoint(tmp_path / "tiny")), str(tmp_path / "plan.json")
-    store = ["--store", str(tmp_path / "store"), "--json"]
-    assert run(["plan", source, "--quant", "int8", "-o", plan, "--json"]) == 0
-    capsys.readouterr()
-    results = []
-    for line in ([source, "one", "--quant", "int8"], ["--plan", plan, "two"], ["--plan", plan]):
-        assert run(["import", *line, *store]) == 0
-        results.append(json.loads(capsys.readouterr().out))
-    assert [result["name"] for result in results] == ["one:latest", "two:latest", "tiny:int8"]
-    assert len({result["digest"] for result in results}) == 1
-    assert run(["import", "--plan", plan, "x", "--quant", "int4", *store]) == 2
-    assert "--quant" in capsys.readouterr().err

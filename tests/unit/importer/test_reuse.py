@@ -185,17 +185,6 @@ def tick(monkeypatch: pytest.MonkeyPatch) -> int:
     return now_ns + 2 * 10**9
 
 
-@pytest.mark.usefixtures("tick")
-def test_a_source_that_changes_within_a_tick_of_its_clock_is_read_again(
-    source: Path, store: Store, tmp_path: Path
-) -> None:
-    int4(source, store)
-    rewrite(source / "model.safetensors")
-    again = int4(source, store)
-    assert again.digest == int4(source, open_store(tmp_path / "fresh")).digest
-    assert again.recalled == 0
-
-
 def test_a_blob_that_is_damaged_within_a_tick_of_its_clock_is_made_again(
     source: Path, store: Store, tick: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

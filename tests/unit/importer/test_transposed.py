@@ -75,16 +75,6 @@ def test_groups_run_along_inputs(
         assert {name for name in model if model[name].transposed} == {GATE_UP, DOWN}
 
 
-@pytest.mark.parametrize("options", [{"profile": "ollama"}, {"rules": ["*_proj=none"]}])
-def test_what_is_kept_or_ollamas_is_not_transposed(
-    store: Store, source: Path, options: dict[str, Any]
-) -> None:
-    blobstore.import_model(source, "m", store=store, quant="int8", **options)
-    with blobstore.open_model("m", store=store) as model:
-        assert not any(tensor.transposed for tensor in model.values())
-        assert model[DOWN].shape == fused()[DOWN].shape
-
-
 def test_an_export_of_values_has_the_sources_layout(
     store: Store, source: Path, tmp_path: Path
 ) -> None:

@@ -20,7 +20,6 @@ import blobstore
 from blobstore.cli.main import run
 from blobstore.errors import (
     BlobStoreError,
-    CorruptDataError,
     DocumentError,
     UnfinishedPlanError,
 )
@@ -213,12 +212,3 @@ def test_the_commands_say_how_to_go_on(
         ["commit", str(plan), "m:int8", *store],
     ):
         assert run(line) == 2
-
-
-def test_a_source_that_changed(plan: Path, home: MemoryStore) -> None:
-    work_on_plan(plan, shard=(0, 2), store=home)
-    path = next((plan.parent / "m").glob("*.safetensors"))
-    os.utime(path, (1, 1))
-    for act in (work_on_plan, commit_plan):
-        with pytest.raises(CorruptDataError, match="since the plan"):
-            act(plan, store=home)

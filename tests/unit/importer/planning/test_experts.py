@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import random
 import tracemalloc
 
 import pytest
@@ -12,7 +11,7 @@ from support.inventories import source_tensor
 from blobstore.errors import UnsupportedSourceError
 from blobstore.formats.checkpoint import group_of
 from blobstore.formats.dtypes import DType
-from blobstore.importer.plan import packed_order, projections
+from blobstore.importer.plan import projections
 from blobstore.importer.roles import stacked_group_of
 from blobstore.source.weights import SourceWeight
 
@@ -55,26 +54,6 @@ def test_the_group_of_a_name_and_whether_it_is_stacked() -> None:
 )
 def test_near_misses_belong_to_no_group(name: str) -> None:
     assert (group_of(name), stacked_group_of(name)) == (None, None)
-
-
-def test_experts_are_in_the_order_of_their_numbers_and_others_last_by_name() -> None:
-    rests = ["0.up.bias", "0.up.weight", "9.up.bias", "10.up.bias", "down_proj", "gate_up_proj"]
-    shuffled = random.Random(0).sample(rests, len(rests))
-    found = [one.name for one in packed_order(GROUP, map(tensor, shuffled))]
-    assert found == [f"{GROUP}.{rest}" for rest in rests]
-
-
-def test_projections_are_sorted_and_their_experts_numbered() -> None:
-    shapes = {"w1": (64, 32), "w2": (32, 64)}  # projections may differ from each other
-    experts = {
-        name: [tensor(f"{expert}.{name}.weight", shape) for expert in range(11)]
-        for name, shape in shapes.items()
-    }
-    shuffled = random.Random(0).sample([*experts["w2"], *experts["w1"]], 22)
-    assert list(projections(GROUP, shuffled).items()) == [
-        (f"{name}.weight", tuple(experts[name])) for name in ("w1", "w2")
-    ]
-    assert projections(GROUP, map(tensor, ("gate_up_proj", "down_proj.weight"))) == {}
 
 
 @pytest.mark.parametrize(
