@@ -55,7 +55,7 @@ def _random(base: str, *words: object) -> np.random.Generator:
 
 def mlx_affine(bits: int, group_size: int, dtype: Any = BF16) -> Kind:
     """Return MLX's affine format of that many bits, groups and dtype of scales."""
-    how = {"group_size": group_size, "bits": bits}
+    how: dict[str, Any] = {"group_size": group_size, "bits": bits}
 
     def make(base: str, shape: tuple[int, ...]) -> Stored:
         generator = _random(base, bits, group_size, str(dtype))
@@ -132,7 +132,7 @@ def nvfp4(*, modelopt: bool, scalar: bool = True, factor: float = 0.0013) -> Kin
             ".scale": scales.view(np.uint8),
             ".global_scale": multiplier,
         }
-        tensors = dict(zip(names, stored, strict=True))
+        tensors: Tensors = dict(zip(names, stored, strict=True))
         return Stored(f"{base}.weight", tensors, values, "nvfp4", 16, arrays)
 
     return Kind(make)
