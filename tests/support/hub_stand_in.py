@@ -23,6 +23,7 @@ from support.nginx import Nginx, nginx
 from support.servers import KEEP_ALIVE, Asked, Script, part, reply, server
 
 COMMIT = "89abcdef0123456789abcdef0123456789abcdef"
+_REVISIONS = ("main", "v1", COMMIT)
 REPOSITORY = "org/name"
 _NAME = r"(?P<repository>[^/]+/[^/]+)"
 _CACHED = re.compile(rf"/api/resolve-cache/models/{_NAME}/(?P<revision>{COMMIT})/(?P<path>.+)")
@@ -76,24 +77,22 @@ class HubStandIn:
     """The Hub's answers; ``signer`` gives the address of a large file.
 
     Without a signer there are no redirects. ``repositories`` are files by name, by the name of a
-    repository. ``refused`` are the statuses of answers that were errors.
+    repository. ``page``: files of a page of a listing. ``refused``: statuses of answers that were
+    errors.
     """
 
     def __init__(
         self,
         repositories: Mapping[str, Files],
-        signer: Signer | None,
-        rules: Rules,
-        revision: str = "main",
-        page: int = 1000,
+        signer: Signer | None = None,
+        rules: Rules | None = None,
     ) -> None:
-        self.rules = rules
+        self.rules = rules or Rules()
+        self.page = 1000
         self.refused: list[int] = []
         self._repositories = repositories
         self._signer = signer
-        self._revision = revision
-        self._page = page
-        self._left = rules.quota or 0
+        self._left = self.rules.quota or 0
 
     def __call__(self, asked: Asked) -> list[bytes]:
         """Answer one request."""
@@ -128,7 +127,7 @@ class HubStandIn:
             if _token(asked) is None:
                 return self._error(401, "GatedRepo", f"{said}. Please log in.")
             return self._error(403, "GatedRepo", f"{said} and you are not in the authorized list.")
-        if wanted["revision"] not in (None, self._revision, COMMIT):
+        if wanted["revision"] not in (None, *_REVISIONS):
             return self._error(404, "RevisionNotFound", f"Invalid rev id: {wanted['revision']}")
         if path is not None and path not in self._repositories[repository]:
             return self._error(404, "EntryNotFound", "Entry not found")
@@ -148,7 +147,7 @@ class HubStandIn:
             return reply(200, body=json.dumps(document).encode())
         path, _, query = asked.target.partition("?")
         start = int(parse_qs(query).get("cursor", ["0"])[0])
-        end = start + self._page
+        end = start + self.page
         rows = [file.row() for file in [*files.values()][start:end]]
         url = f"http://{asked.fields['host']}{path}?recursive=true&cursor={end}"
         link = [f'Link: <{url}>; rel="next"'] if end < len(files) else []
@@ -178,12 +177,9 @@ class HubStandIn:
         return reply(status, *lines, body=json.dumps({"error": said}).encode())
 
 
-def hub(
-    folder: Path, repository: str = REPOSITORY, revision: str = "main", *, page: int = 1000
-) -> HubStandIn:
-    """Answer as the Hub for one repository, without redirects; a listing's pages have ``page``."""
-    files = {repository: repository_files(folder)}
-    return HubStandIn(files, None, Rules(), revision, page)
+def hub(folder: Path) -> HubStandIn:
+    """Return the answers of the Hub for `REPOSITORY`, without redirects."""
+    return HubStandIn({REPOSITORY: repository_files(folder)})
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,7 +213,7 @@ def hub_stand_in(
         def signer(file: RepositoryFile) -> str:
             return f"{store.url}/objects/{file.sha256}"
 
-        answers = HubStandIn(found, signer, rules or Rules())
+        answers = HubStandIn(found, signer, rules)
         yield RunningHub(running.at("").rstrip("/"), answers, running.play(answers), store)
 
 
@@ -228,7 +224,7 @@ def repository_files(folder: Path) -> Files:
     return {file.name: file for file in files}
 
 
-def git_name(data: bytes) -> str:
+def _git_name(data: bytes) -> str:
     """Return the name of a blob in a git repository."""
     return hashlib.sha1(b"blob %d\0" % len(data) + data).hexdigest()  # noqa: S324  # as git does
 
@@ -236,11 +232,11 @@ def git_name(data: bytes) -> str:
 def _file(name: str, path: Path) -> RepositoryFile:
     size = path.stat().st_size
     if not name.endswith(".safetensors") and size < _LARGE:
-        return RepositoryFile(name, path, size, None, git_name(path.read_bytes()))
+        return RepositoryFile(name, path, size, None, _git_name(path.read_bytes()))
     with path.open("rb") as data:
         sha256 = hashlib.file_digest(data, "sha256").hexdigest()
     pointer = f"version https://git-lfs.github.com/spec/v1\noid sha256:{sha256}\nsize {size}\n"
-    return RepositoryFile(name, path, size, sha256, git_name(pointer.encode()))
+    return RepositoryFile(name, path, size, sha256, _git_name(pointer.encode()))
 
 
 def _token(asked: Asked) -> str | None:

@@ -11,10 +11,11 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from io import BufferedReader
 
 _RANGE = re.compile(r"bytes=(\d+)-(\d+)", re.ASCII)
 _SMALLEST_BUFFER = 4096
-TLS_HANDSHAKE = b"\x16"
+_TLS_HANDSHAKE = b"\x16"
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,12 +23,11 @@ class Asked:
     """One request: ``number`` counts from 0 for each script; field names are in lower case."""
 
     number: int
-    port: int
     method: str
     target: str
     fields: dict[str, str]
-    connection: int
     body: bytes
+    connection: int
 
     @property
     def range(self) -> tuple[int, int] | None:
@@ -107,11 +107,6 @@ class Server:
         self._script = Script(answer if callable(answer) else lambda _: answer)
         return self._script
 
-    @property
-    def answer(self) -> Answer:
-        """How requests are answered now."""
-        return self._script.answer
-
     def close(self) -> None:
         """Stop listening.
 
@@ -136,48 +131,15 @@ class Server:
         with suppress(OSError), connection:
             if self._context is not None:
                 connection = self._context.wrap_socket(connection, server_side=True)
-            with connection:
+            with connection, connection.makefile("rb") as stream:
                 connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-                rest = b""
-                while (head := _head(connection, rest)) is not None:
-                    rest = head[1]
-                    lines = head[0].decode("latin-1").split("\r\n")
-                    fields = dict(
-                        line.lower().split(": ", 1)[:1] + line.split(": ", 1)[1:]
-                        for line in lines[1:]
-                        if line
-                    )
-                    body, rest = _body(connection, rest, int(fields.get("content-length", "0")))
-                    if not self._reply(connection, lines[0], fields, body, number):
+                while request := _request(stream):
+                    script = self._script
+                    with script.lock:
+                        asked = Asked(len(script.asked), *request, number)
+                        script.asked.append(asked)
+                    if not _reply(connection, script, asked):
                         break
-
-    def _reply(
-        self,
-        connection: socket.socket,
-        line: str,
-        fields: dict[str, str],
-        body: bytes,
-        number: int,
-    ) -> bool:
-        script = self._script
-        method, target, _ = line.split(" ")
-        with script.lock:
-            asked = Asked(len(script.asked), self.port, method, target, fields, number, body)
-            script.asked.append(asked)
-        for chunk in script.answer(asked):
-            if chunk is KEEP_ALIVE:
-                return True
-            if chunk is WAIT:
-                if select.select([connection], [], [], 0.02)[0]:
-                    return False  # the client left
-                continue
-            view = memoryview(chunk)
-            while view:
-                count = connection.send(view)
-                script.sent += count
-                script.sent_to[asked.number] += count
-                view = view[count:]
-        return False
 
 
 KEEP_ALIVE = b"keep-alive"
@@ -249,21 +211,38 @@ def server(
         running.close()
 
 
-def _head(connection: socket.socket, rest: bytes) -> tuple[bytes, bytes] | None:
-    while b"\r\n\r\n" not in rest:
-        data = connection.recv(65536)
-        if not data or data.startswith(TLS_HANDSHAKE):
+def _request(stream: BufferedReader) -> tuple[str, str, dict[str, str], bytes] | None:
+    """Return method, target, fields and body of the next request; None if there is none."""
+    head, line = b"", b""
+    while line != b"\r\n":
+        if head == b"" and stream.peek(1)[:1] == _TLS_HANDSHAKE:
             return None
-        rest += data
-    before, _, after = rest.partition(b"\r\n\r\n")
-    return before, after
+        line = stream.readline()
+        if not line:
+            return None
+        head += line
+    first, *lines = head.decode("latin-1").split("\r\n")
+    method, target, _ = first.split(" ")
+    pairs = (line.split(": ", 1) for line in lines if line)
+    fields = {name.lower(): value for name, value in pairs}
+    length = int(fields.get("content-length", "0"))
+    body = stream.read(length)
+    return (method, target, fields, body) if len(body) == length else None
 
 
-def _body(connection: socket.socket, rest: bytes, length: int) -> tuple[bytes, bytes]:
-    """Return a request's body, and what came behind it. Raises: OSError if it does not come."""
-    while len(rest) < length:
-        data = connection.recv(65536)
-        if not data:
-            raise ConnectionError("a request without the end of its body")
-        rest += data
-    return rest[:length], rest[length:]
+def _reply(connection: socket.socket, script: Script, asked: Asked) -> bool:
+    """Send an answer; return True if more requests may come."""
+    for chunk in script.answer(asked):
+        if chunk is KEEP_ALIVE:
+            return True
+        if chunk is WAIT:
+            if select.select([connection], [], [], 0.02)[0]:
+                return False  # the client left
+            continue
+        view = memoryview(chunk)
+        while view:
+            count = connection.send(view)
+            script.sent += count
+            script.sent_to[asked.number] += count
+            view = view[count:]
+    return False

@@ -15,7 +15,6 @@ from support.servers import Asked, reply, server
 from blobstore.errors import (
     AccessError,
     BlobStoreError,
-    ConflictError,
     CorruptDataError,
     LimitExceededError,
     NotFoundError,
@@ -39,30 +38,6 @@ def error_of(kind: type[_E], act: Callable[[], object]) -> _E:
 @pytest.fixture
 def bucket(request: pytest.FixtureRequest) -> Bucket:
     return open_bucket(f"memory://{request.node.name.translate(str.maketrans('[]/:', '....'))}/p")
-
-
-def test_objects_are_written_read_listed_and_removed(bucket: Bucket) -> None:
-    version = bucket.put("a/b", b"hello world")
-    bucket.upload("a/c", iter([b"x" * 10, b"y"]))
-    bucket.copy("a/c", "d")
-    assert bucket.get("a/b") == (b"hello world", version)
-    assert bucket.head("a/c").size == 11
-    assert sorted(state.key for state in bucket.objects()) == ["a/b", "a/c", "d"]
-    assert [state.key for state in bucket.objects("a/")] == ["a/b", "a/c"]
-    folders, objects = bucket.folder()
-    assert (folders, [state.key for state in objects]) == (["a"], ["d"])
-    bucket.delete(["a/b", "missing", "d"])
-    assert [state.key for state in bucket.objects()] == ["a/c"]
-    again = open_bucket(bucket.address)
-    assert again.get("a/c")[0] == b"x" * 10 + b"y"
-
-
-def test_writes_are_conditional(bucket: Bucket) -> None:
-    first = bucket.put("tag", b"1", if_absent=True)
-    error_of(ConflictError, lambda: bucket.put("tag", b"2", if_absent=True))
-    second = bucket.put("tag", b"2", if_match=first)
-    error_of(ConflictError, lambda: bucket.put("tag", b"3", if_match=first))
-    assert bucket.get("tag") == (b"2", second)
 
 
 def test_ranges_are_of_one_version(bucket: Bucket) -> None:

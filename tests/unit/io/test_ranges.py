@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from blobstore.errors import CorruptDataError, ShortReadError
-from blobstore.io.ranges import BytesReader, JoinedReader, OpenReader, Segment, digests_of
+from blobstore.io.ranges import BytesReader, JoinedReader, Segment, digests_of
 from blobstore.names import Digest
 
 
@@ -55,14 +55,6 @@ def test_parts_are_opened_when_they_are_read_and_closed_after_it() -> None:
         for offset in range(reader.size):
             reader.read(offset, 1)
     assert events == ["open one", "close one", "open two", "close two"]
-
-
-def test_memory_is_read_as_bytes() -> None:
-    reader: OpenReader = BytesReader(memoryview(b"abcdefgh").cast("I"), "memory")
-    assert (reader.size, reader.read(2, 3)) == (8, b"cde")
-    for read in (lambda: reader.read(6, 3), lambda: reader.readinto(8, memoryview(bytearray(1)))):
-        with pytest.raises(ShortReadError):
-            read()
 
 
 # Digests

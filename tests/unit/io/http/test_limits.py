@@ -96,14 +96,6 @@ def test_the_deadline_is_for_the_whole_request(answer: Answer, server: Server) -
     assert len(script.asked) < 10_000
 
 
-def test_a_large_header_gets_more_time(server: Server, remote: Remote) -> None:
-    limits = remote.limits(0)
-    server.play(lambda asked: part(asked, FILE))
-    before = limits.seconds_left("x")
-    header_of(remote.open(server.url, limits))
-    assert limits.seconds_left("x") > before
-
-
 # A checkpoint of many files
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, strategies as st
@@ -11,8 +12,9 @@ from support.servers import Server
 
 from blobstore.errors import BlobStoreError
 from blobstore.formats.safetensors.header import header_of
-from blobstore.io.budget import RetryPolicy
 from blobstore.io.http.remote_files import Remote
+
+from .conftest import RETRY_POLICY
 
 REPLIES = [case.data for case in load("range") if not case.by_recipe]
 PIECES = [
@@ -35,14 +37,7 @@ STATUSES = [b"101", b"103", b"200", b"204", b"206", b"302", b"304", b"416", b"50
 @pytest.fixture(scope="module")
 def client() -> Iterator[Remote]:
     """A client that gives up soon: that is an error of ours, too."""
-    policy = RetryPolicy(
-        silence_s=0.2,
-        deadline_s=1,
-        slowest_rate=10**7,
-        attempts=2,
-        backoff_s=0.0001,
-        longest_wait_s=0.01,
-    )
+    policy = replace(RETRY_POLICY, attempts=2, silence_s=0.2, deadline_s=1, slowest_rate=10**7)
     with Remote(retry_policy=policy) as made:
         yield made
 
