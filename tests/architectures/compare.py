@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import re
 import tempfile
-from collections.abc import Callable
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 TYPES: tuple[str | None, ...] = (None, "int4", "int8", "nvfp4", "mxfp8")
 _TOKENS = [[3, 17, 5, 101, 44, 9, 200, 63, 3, 90, 31, 7]]
@@ -64,10 +65,8 @@ class Ended(Exception):  # noqa: N818  # an outcome, not an error
 
 def source_network(folder: Path) -> Any:
     """Return mlx-lm's own network of a checkpoint, or the reason why it has none, as text."""
-    from mlx_lm import utils
-
     try:
-        network, _ = utils.load_model(folder)
+        network = load_folder(folder)
         logits_of(network)
     except (Exception, SystemExit) as error:  # noqa: BLE001  # mlx-lm raises what it likes
         return said(error)
@@ -78,69 +77,47 @@ def compare(folder: Path, quant: str | None, source: Any) -> Outcome:
     """Return the outcome of importing the checkpoint in ``folder`` as ``quant``.
 
     ``source`` is mlx-lm's network, or the reason why mlx-lm has none.
-
-    Without a network of mlx-lm only crashes are told: what it can't load need not be refused before
-    it is loaded.
     """
-    alone = isinstance(source, str)
+    if isinstance(source, str):
+        return Outcome(verdict=Verdict.NOT_COMPARED, reason=f"mlx-lm: {source}")
     try:
         with tempfile.TemporaryDirectory(prefix="blobstore-architectures-") as scratch:
-            network, exported, bits = _imported(folder, quant, Path(scratch))
-            if not alone:
-                return _judged(network, exported, source, bits)
+            return _judged(*_imported(folder, quant, Path(scratch)), source)
     except Ended as end:
-        if not alone or end.outcome.verdict != Verdict.LATE:
-            return end.outcome
-        return Outcome(verdict=Verdict.NOT_COMPARED, reason=end.outcome.reason)
-    return Outcome(verdict=Verdict.NOT_COMPARED, reason="loads")
+        return end.outcome
 
 
 def _imported(folder: Path, quant: str | None, scratch: Path) -> tuple[Any, Any, int | None]:
     """Return the loaded network, that of the exported folder, and the fewest bits stored."""
     import blobstore
 
-    store, exported = blobstore.open_store(scratch / "store"), scratch / "exported"
-    step("plan", Verdict.REFUSED, lambda: blobstore.plan_import(folder, quant=quant))
-    step(
-        "import",
-        Verdict.LATE,
-        lambda: blobstore.import_model(folder, "m", store=store, quant=quant),
-    )
-    network = step("load", Verdict.LATE, lambda: blobstore.mlx_lm.load_network("m", store=store))
-    step(
-        "export",
-        Verdict.LATE,
-        lambda: blobstore.export_model("m", exported, store=store, format="mlx"),
-    )
-    return (
-        network,
-        step("the exported folder", Verdict.CRASHED, lambda: load_folder(exported)),
-        _fewest_bits(store),
-    )
+    store, out = blobstore.open_store(scratch / "store"), scratch / "exported"
+    with step("plan", Verdict.REFUSED):
+        blobstore.plan_import(folder, quant=quant)
+    with step("import", Verdict.LATE):
+        blobstore.import_model(folder, "m", store=store, quant=quant)
+    with step("load", Verdict.LATE):
+        network = blobstore.mlx_lm.load_network("m", store=store)
+    with step("export", Verdict.LATE):
+        blobstore.export_model("m", out, store=store, format="mlx")
+    with step("the exported folder", Verdict.CRASHED):
+        exported = load_folder(out)
+    with blobstore.open_model("m", store=store) as model:
+        bits = [tensor.quant_type.bits for tensor in model.values() if tensor.quant_type]
+    return network, exported, min(bits, default=None)
 
 
-def step(what: str, refused: Verdict, work: Callable[[], Any]) -> Any:
-    """Return what ``work`` returns.
-
-    Raises: Ended, as ``refused`` with an error of ours, as a crash with any other.
-    """
+@contextmanager
+def step(what: str, refused: Verdict) -> Iterator[None]:
+    """Raises: Ended, as ``refused`` with an error of ours, as a crash with any other."""
     from blobstore.errors import BlobStoreError
 
     try:
-        return work()
+        yield
     except BlobStoreError as error:
         raise Ended(refused, f"{what}: {_one_line(error)}") from None
     except (Exception, SystemExit) as error:  # noqa: BLE001  # that any may come is what is looked for
         raise Ended(Verdict.CRASHED, f"{what}: {said(error)}") from None
-
-
-def _fewest_bits(store: Any) -> int | None:
-    import blobstore
-
-    with blobstore.open_model("m", store=store) as model:
-        return min(
-            (tensor.quant_type.bits for tensor in model.values() if tensor.quant_type), default=None
-        )
 
 
 def load_folder(folder: Path) -> Any:
@@ -151,34 +128,28 @@ def load_folder(folder: Path) -> Any:
     return network
 
 
-def _judged(network: Any, exported: Any, source: Any, bits: int | None) -> Outcome:
+def _judged(network: Any, exported: Any, bits: int | None, source: Any) -> Outcome:
     import mlx.core as mx
 
-    step("run", Verdict.CRASHED, lambda: _run_as_loaded(network))
+    with step("run", Verdict.CRASHED):
+        mx.eval(network(mx.array(_TOKENS)))
     ours, theirs, sources = (logits_of(one) for one in (network, exported, source))
     held, meant = _values(network), _values(source)
     if odd := sorted(held.keys() ^ meant.keys()):
-        raise Ended(
-            Verdict.WRONG, f"{odd[0]} is in one of both networks only, and {len(odd) - 1} more"
-        )
+        raise Ended(Verdict.WRONG, f"{odd[0]} is in one of both networks, and {len(odd) - 1} more")
     found = {path: _difference(path, held[path], meant[path], bits) for path in sorted(held)}
     if wrong := [text for text in found.values() if text]:
         raise Ended(Verdict.WRONG, f"{wrong[0]}, and {len(wrong) - 1} more of {len(held)}")
-    if not mx.all(mx.isfinite(ours)).item():
-        raise Ended(Verdict.WRONG, "logits are not finite")
     apart: Any = (mx.abs(ours - theirs).max() / mx.abs(ours).max()).item()
-    if not apart <= _NEAR:
-        raise Ended(
-            Verdict.WRONG, f"logits differ from the exported folder's by {apart:.2g} of the largest"
-        )
+    if not apart <= _NEAR:  # nor if they are not finite
+        raise Ended(Verdict.WRONG, f"logits are not the exported folder's: {apart:.2g} apart")
+    quantized = [path for path, value in held.items() if value.bits]
+    others = [path for path in held if not held[path].bits and found[path] is not None]
     return Outcome(
         verdict=Verdict.RIGHT,
-        quantized=_share(held, [path for path, value in held.items() if value.bits]),
-        dequantized=_share(
-            held,
-            [path for path, value in held.items() if not value.bits and found[path] is not None],
-        ),
-        error=cast("float", (mx.linalg.norm(ours - sources) / mx.linalg.norm(sources)).item()),
+        quantized=_share(held, quantized),
+        dequantized=_share(held, others),
+        error=float((mx.linalg.norm(ours - sources) / mx.linalg.norm(sources)).item()),
     )
 
 
@@ -253,12 +224,6 @@ def logits_of(network: Any) -> Any:
     logits = network(mx.array(_TOKENS)).astype(mx.float32)
     mx.eval(logits)
     return logits
-
-
-def _run_as_loaded(network: Any) -> None:
-    import mlx.core as mx
-
-    mx.eval(network(mx.array(_TOKENS)))
 
 
 def said(error: BaseException) -> str:

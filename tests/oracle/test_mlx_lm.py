@@ -13,12 +13,13 @@ import numpy as np
 import pytest
 import sentencepiece
 from mlx import core as mx, nn
-from mlx_lm import utils
+from mlx_lm import generate, utils
 from support import PYCODE, PYCODE_MOE
 from support.checkpoints import write_checkpoint
 from support.layouts import TEMPLATE, write
 
 import blobstore
+from blobstore.cli.main import run
 from blobstore.errors import NotFoundError, UnsupportedSourceError
 from blobstore.mlx_lm.conversation import load_language_model
 from blobstore.store.local.store import Store
@@ -92,6 +93,18 @@ def test_logits_with_global_scales_are_those_of_the_dequantized_weights(store: S
     ours, wanted = logits(model), logits(with_dequantized_weights(PYCODE_MOE, store))
     # It computes in bfloat16 between its layers.
     assert np.linalg.norm(ours - wanted) < 0.02 * np.linalg.norm(wanted)
+
+
+def test_run_prints_what_mlx_lm_generates(store: Store, capsys: pytest.CaptureFixture[str]) -> None:
+    blobstore.import_model(PYCODE, "m", store=store)
+    prompt = "def read_file(path):"
+    model, tokenizer = blobstore.mlx_lm.load("m", store=store)
+    expected = generate(model, tokenizer, prompt, max_tokens=4)
+    line = ["run", "m", prompt, "--max-tokens", "4", "--store", str(store.root), "--json"]
+    assert run(line) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert (document["text"], document["tokens"]) == (expected, 4)
+    assert (document["prompt_tokens"], document["finish_reason"]) == (7, "length")
 
 
 def test_models_that_mlx_lm_can_not_run(tmp_path: Path, store: Store) -> None:

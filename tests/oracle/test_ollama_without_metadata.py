@@ -5,7 +5,6 @@ They are read by the settings of config.json.
 
 from __future__ import annotations
 
-import json
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -15,7 +14,6 @@ from support.ollama_cases import Case, Cases, case_maker
 from support.stores import manifest_path
 
 import blobstore
-from blobstore.errors import CorruptDataError
 from blobstore.export.folder import export_model
 from blobstore.formats.safetensors.header import header_of as read_header
 from blobstore.inspection.comparison import diff_models
@@ -82,26 +80,3 @@ def test_its_tensors_are_those_of_our_import(beside: Case, source: str, tmp_path
     found = [blobstore.inspect(name, store=store) for name in (NAME, str(beside.result.name))]
     assert found[0].parameters == found[1].parameters
     assert export_model(NAME, tmp_path / "out", store=store).files
-
-
-@pytest.mark.parametrize("source", ["d_mlx_int4"])
-@unquantized
-def test_settings_that_do_not_fit_are_not_believed(beside: Case) -> None:
-    store = beside.store
-    layer = store.manifest(store.find(NAME)).document("config.json")
-    assert layer is not None
-    document = json.loads(store.blobs.read(layer))
-    document["quantization"] = {"bits": 4, "group_size": 128}
-    document.pop("quantization_config", None)
-    config = json.dumps(document).encode()
-    (store.root / "blobs" / Digest.of(config).file_name).write_bytes(config)
-    old, new = (
-        f'"digest":"{layer.digest}","size":{layer.size}',
-        f'"digest":"{Digest.of(config)}","size":{len(config)}',
-    )
-    write_manifest(store, "other", beside.record["manifest"].replace(old, new))
-    with pytest.raises(CorruptDataError, match="can't be inferred"):
-        blobstore.open_model("other", store=store)
-    result = verify(store, ["other"])
-    assert result.is_sound
-    assert result.odd

@@ -172,19 +172,6 @@ def test_fp8_experts_become_mxfp8(store: Store, tmp_path: Path, experts: str) ->
             assert_quantized(model, f"{group}.up_proj.weight", values)
 
 
-def test_fp8_that_the_policy_leaves_alone_stays_bf16(store: Store, tmp_path: Path) -> None:
-    kind = block_fp8()
-    weights = [
-        kind.make(name, (64, 64))
-        for name in ("model.embed_tokens", f"{LAYER}.mlp.gate", f"{LAYER}.mlp.up_proj")
-    ]
-    with imported(store, tmp_path / "s", kind, *weights) as model:
-        types = [model[weight.name].quant_type for weight in weights]
-        assert [kind and kind.value for kind in types] == [None, None, "mxfp8"]
-        for weight in weights[:2]:
-            assert_values(model[weight.name].dequantize(), weight.values)
-
-
 def test_a_source_of_two_producers(store: Store, tmp_path: Path) -> None:
     fp8, packed = (
         block_fp8().make(f"{LAYER}.mlp.up_proj", (64, 64)),
@@ -203,35 +190,6 @@ def test_a_bare_file_whose_shapes_allow_one_type(store: Store, tmp_path: Path, k
     blobstore.import_model(tmp_path / "m.safetensors", "m", store=store)
     with blobstore.open_model("m", store=store) as model:
         assert_copied(model, weight)
-
-
-def test_metadata_of_modules_that_differ(store: Store, tmp_path: Path) -> None:
-    """A packed blob with a group of experts of its own, a head of 8 bits, and a plain module."""
-    down, up = mlx_affine(8, 64), mlx_affine(4, 32)
-    settings = {
-        "group_size": 32,
-        "bits": 4,
-        "mode": "affine",
-        "lm_head": {"group_size": 64, "bits": 8},
-    }
-    prefix, experts = f"{LAYER}.mlp.experts", range(2)
-    settings |= {
-        f"{prefix}.{expert}.down_proj": {"group_size": 64, "bits": 8} for expert in experts
-    }
-    settings |= {f"{LAYER}.mlp.gate": False, f"{LAYER}.mlp.other": True}
-    weights = [
-        down.make("lm_head", (4, 128)),
-        *(down.make(f"{prefix}.{expert}.down_proj", (4, 128)) for expert in experts),
-        *(up.make(f"{prefix}.{expert}.up_proj", (4, 128)) for expert in experts),
-    ]
-    with imported(
-        store, tmp_path / "s", Kind(up.make, {"quantization": settings}), *weights
-    ) as model:
-        for weight in weights:
-            assert_copied(model, weight)
-        assert (
-            model.config.file_type == "int4"
-        )  # that of the general settings, as in Ollama's records (d_mlx_mixed_4_8)
 
 
 def assert_quantized(model: Model, name: str, values: Array) -> None:

