@@ -143,13 +143,14 @@ def _judged(network: Any, exported: Any, bits: int | None, source: Any) -> Outco
     apart: Any = (mx.abs(ours - theirs).max() / mx.abs(ours).max()).item()
     if not apart <= _NEAR:  # nor if they are not finite
         raise Ended(Verdict.WRONG, f"logits are not the exported folder's: {apart:.2g} apart")
+    error: Any = (mx.linalg.norm(ours - sources) / mx.linalg.norm(sources)).item()
     quantized = [path for path, value in held.items() if value.bits]
     others = [path for path in held if not held[path].bits and found[path] is not None]
     return Outcome(
         verdict=Verdict.RIGHT,
         quantized=_share(held, quantized),
         dequantized=_share(held, others),
-        error=float((mx.linalg.norm(ours - sources) / mx.linalg.norm(sources)).item()),
+        error=error,
     )
 
 

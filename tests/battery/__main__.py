@@ -21,8 +21,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from battery import differences
-from battery.public import helps, signatures
-from battery.scenarios import Scenario, warm_up, world
+from battery.scenarios import Scenario, sources, warm_up
 
 HERE = Path(__file__).resolve().parent
 RECORDS = HERE.parents[1] / "fixtures" / "battery"
@@ -36,7 +35,7 @@ def main() -> int:
     options = _options()
     chosen = [
         name
-        for name in ("names", "helps", *SCENARIOS)
+        for name in SCENARIOS
         if any(fnmatch.fnmatchcase(name, glob) for glob in options.globs or "*")
     ]
     if not chosen:
@@ -59,24 +58,14 @@ def _options() -> argparse.Namespace:
 
 
 def _records(chosen: list[str]) -> dict[str, Record]:
-    found = {}
-    others = [name for name in chosen if name != "names"]
-    if len(others) < len(chosen):
-        with _processes(1) as alone:  # it imports everything, and nothing is forked from it
-            found["names"] = alone.submit(signatures).result()
     warm_up(has_lm=any(name.startswith("run") for name in chosen))  # once for all processes
-    with _processes(2) as processes:
-        found |= zip(others, processes.map(_record, others), strict=True)
-    return found
-
-
-def _processes(count: int) -> ProcessPoolExecutor:
-    return ProcessPoolExecutor(count, multiprocessing.get_context("fork"))
+    with ProcessPoolExecutor(2, multiprocessing.get_context("fork")) as processes:
+        return dict(zip(chosen, processes.map(_record, chosen), strict=True))
 
 
 def _record(name: str) -> Record:
-    with world(CASES["environment"]) as made:
-        return helps(made) if name == "helps" else SCENARIOS[name].run(made)
+    with sources() as root:
+        return SCENARIOS[name].run(root, CASES["environment"])
 
 
 def _write(path: Path, record: Record) -> None:

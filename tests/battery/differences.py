@@ -38,8 +38,6 @@ class Change:
             places = (row.get("scenario", "*"), row.get("step", "*"), row.get("place", "*"))
             if all(map(fnmatch.fnmatchcase, (scenario, step, self.place), places)):
                 return "allowed"
-        if self.verb == "new" and "/members/" in self.place:
-            return "words"  # nothing is lost
         is_text = self.place == "json/error" or _WORDS & set(re.split(r"[/\[]", self.place))
         return "words" if is_text else "facts"
 
@@ -62,7 +60,7 @@ def short(value: Any) -> Any:
         if len(text) > _LONG and (isinstance(value, list) or _is_flat_or_huge(value)):
             return f"<{len(value)} {_digest(text)}>"
     if isinstance(value, dict):
-        return {key: part if key == "members" else short(part) for key, part in value.items()}
+        return {key: short(part) for key, part in value.items()}
     if isinstance(value, list):
         return [short(part) for part in value]
     if isinstance(value, str) and len(value) > _LONG:

@@ -45,59 +45,9 @@ Outcome = tuple[int, bytes, bytes]
 """A command's exit code, and what it printed on stdout and stderr."""
 
 
-@dataclass(frozen=True, slots=True)
-class World:
-    """A folder with the sources, and the environment of commands."""
-
-    root: Path
-    variables: dict[str, str]
-
-    def environment(self, folder: Path) -> dict[str, str]:
-        """Return the environment of commands: that of cases.toml, and where programs are."""
-        named = {key: os.environ[key] for key in ("PATH", "LD_LIBRARY_PATH") if key in os.environ}
-        words = {"home": str(folder / "home"), "root": str(self.root)}
-        return named | {key: filled(text, words) for key, text in self.variables.items()}
-
-    def command(
-        self, words: list[str], folder: Path, more: dict[str, str], stdin: Path | None = None
-    ) -> Outcome:
-        """Run a command in a forked process."""
-        out, err = (self.root / f"{time.monotonic_ns()}.{name}" for name in ("out", "err"))
-        sys.stdout.flush()
-        if pid := os.fork():
-            _, status = os.waitpid(pid, 0)
-            return os.waitstatus_to_exitcode(status), out.read_bytes(), err.read_bytes()
-        code = 70
-        try:
-            os.chdir(folder)
-            environment = self.environment(folder) | more
-            os.environ.clear()
-            os.environ.update(environment)
-            for number, path in enumerate((stdin or os.devnull, out, err)):
-                flags = os.O_CREAT | os.O_WRONLY if number else os.O_RDONLY
-                os.dup2(os.open(path, flags, 0o600), number)
-            sys.argv = ["blobstore", *words]
-            sys.stdin, sys.stdout, sys.stderr = (
-                open(number, mode, encoding="utf-8", closefd=False)  # noqa: SIM115
-                for number, mode in enumerate("rww")
-            )
-            from blobstore.cli.main import main as command
-
-            command()
-            code = 0
-        except SystemExit as end:
-            code = end.code if isinstance(end.code, int) else int(end.code is not None)
-        except BaseException:  # noqa: BLE001  # shown as the command would
-            traceback.print_exc()
-        finally:
-            sys.stdout.flush()
-            sys.stderr.flush()
-            os._exit(code)
-
-
 @contextmanager
-def world(variables: dict[str, str]) -> Iterator[World]:
-    """A world in a new folder."""
+def sources() -> Iterator[Path]:
+    """A new folder with copies of the models."""
     # Not TemporaryDirectory: a command that runs exit functions in its fork would remove it.
     root = Path(tempfile.mkdtemp(prefix="battery-"))
     try:
@@ -105,7 +55,7 @@ def world(variables: dict[str, str]) -> Iterator[World]:
             shutil.copytree(FIXTURES / name, root / name)
             for path in (root / name).iterdir():
                 os.utime(path, (1_700_000_000, 1_700_000_000))
-        yield World(root, variables)
+        yield root
     finally:
         shutil.rmtree(root, ignore_errors=True)
 
@@ -146,9 +96,9 @@ class Scenario:
                 found.append(cls(name, steps, table.get("files", {}), document["models"][model]))
         return found
 
-    def run(self, world: World) -> dict[str, Any]:
+    def run(self, root: Path, variables: Mapping[str, str]) -> dict[str, Any]:
         """Return the outcome of each step, by its line."""
-        run = _Run(self, world)
+        run = _Run(self, root, variables)
         found: dict[str, Any] = {}
         for step in self.steps:
             name = step
@@ -161,15 +111,55 @@ class Scenario:
 class _Run:
     """One run of a scenario."""
 
-    def __init__(self, scenario: Scenario, world: World) -> None:
-        self._world = world
-        self.folder = world.root / scenario.name
+    def __init__(self, scenario: Scenario, root: Path, variables: Mapping[str, str]) -> None:
+        self._root = root
+        self.folder = root / scenario.name
         (self.folder / "home").mkdir(parents=True)
         self._words = scenario.words
+        places = {"home": str(self.folder / "home"), "root": str(root)}
+        self._environment = {key: filled(text, places) for key, text in variables.items()}
+        self._environment |= {
+            key: os.environ[key] for key in ("PATH", "LD_LIBRARY_PATH") if key in os.environ
+        }
         for name, text in scenario.files.items():
             path = self.folder / name
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(filled(text, self._words))
+
+    def command(
+        self, words: list[str], more: Mapping[str, str], stdin: Path | None = None
+    ) -> Outcome:
+        """Run a command in a forked process."""
+        out, err = (self._root / f"{time.monotonic_ns()}.{name}" for name in ("out", "err"))
+        sys.stdout.flush()
+        if pid := os.fork():
+            _, status = os.waitpid(pid, 0)
+            return os.waitstatus_to_exitcode(status), out.read_bytes(), err.read_bytes()
+        code = 70
+        try:
+            os.chdir(self.folder)
+            os.environ.clear()
+            os.environ.update({**self._environment, **more})
+            for number, path in enumerate((stdin or os.devnull, out, err)):
+                flags = os.O_CREAT | os.O_WRONLY if number else os.O_RDONLY
+                os.dup2(os.open(path, flags, 0o600), number)
+            sys.argv = ["blobstore", *words]
+            sys.stdin, sys.stdout, sys.stderr = (
+                open(number, mode, encoding="utf-8", closefd=False)  # noqa: SIM115
+                for number, mode in enumerate("rww")
+            )
+            from blobstore.cli.main import main as command
+
+            command()
+            code = 0
+        except SystemExit as end:
+            code = end.code if isinstance(end.code, int) else int(end.code is not None)
+        except BaseException:  # noqa: BLE001  # shown as the command would
+            traceback.print_exc()
+        finally:
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(code)
 
     def step(self, line: str) -> dict[str, Any]:
         words = shlex.split(filled(line, self._words), comments=False)
@@ -183,7 +173,7 @@ class _Run:
         while len(words) > 2 and words[-2] in {"<", ">"}:
             files[words[-2]] = self.folder / words[-1]
             words = words[:-2]
-        code, out, err = self._world.command(words, self.folder, more, files.get("<"))
+        code, out, err = self.command(words, more, files.get("<"))
         if ">" in files:
             files[">"].write_bytes(out)
             out = b""
@@ -200,7 +190,7 @@ class _Run:
 
     def plain(self, text: str) -> str:
         """Return a text without what differs from run to run."""
-        text = text.replace(str(self._world.root), "<root>")
+        text = text.replace(str(self._root), "<root>")
         for pattern, instead in _TIMES:
             text = re.sub(pattern, instead, text)
         return text

@@ -12,8 +12,7 @@ from pathlib import Path
 import pytest
 
 SAMPLE = (
-    *("names", "helps", "manage", "inspect-dense", "care-dense", "export-dense", "sign"),
-    *("metadata", "completion"),
+    *("manage", "inspect-dense", "care-dense", "export-dense", "sign", "metadata", "completion"),
 )
 
 

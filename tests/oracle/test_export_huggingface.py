@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import pytest
 import torch
 from huggingface_hub import save_torch_state_dict
 from safetensors.torch import save_file
@@ -30,9 +29,8 @@ def state_dict() -> dict[str, torch.Tensor]:
     }
 
 
-@pytest.mark.parametrize("limit", [10_000, 5_000_000_000])
-def test_shards_and_index(tmp_path: Path, store: Store, limit: int) -> None:
-    tensors, source = state_dict(), tmp_path / "in"
+def test_shards_and_index(tmp_path: Path, store: Store) -> None:
+    tensors, source, limit = state_dict(), tmp_path / "in", 10_000
     source.mkdir()
     save_file(tensors, source / "model.safetensors", {"format": "pt"})
     (source / "config.json").write_text(json.dumps(LLAMA_CONFIG))
@@ -50,4 +48,4 @@ def test_shards_and_index(tmp_path: Path, store: Store, limit: int) -> None:
     )
     del ours["config.json"]
     assert ours == theirs
-    assert len(ours) > 2 or limit > 10_000
+    assert len(ours) > 2

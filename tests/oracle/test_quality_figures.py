@@ -107,16 +107,6 @@ def test_the_figures_of_a_model(store: Store, options: dict[str, Any]) -> None:
     assert check_report(store, PYCODE_MOE) > 20
 
 
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-def test_the_figures_of_conversions(store: Store, tmp_path: Path, dtype: str) -> None:
-    for kind in (np.dtype(np.float32), np.dtype(np.float16), np.dtype(BF16)):
-        matrix, norm = normal("a", 33, 64, dtype=kind), normal("n", 5, dtype=kind)
-        tensors = {"a.weight": matrix, "norm": norm, "ids": np.arange(5)}
-        source = write_checkpoint(tmp_path / kind.name, tensors)
-        blobstore.import_model(source, "m", store=store, dtype=dtype)
-        assert check_report(store, source) == (0 if kind.name == dtype else 2)
-
-
 @pytest.mark.parametrize(
     ("options", "measured"),
     [({"quant": "int4", "dtype": "bfloat16"}, 2), ({"dtype": "bfloat16"}, 2)],

@@ -145,25 +145,6 @@ def test_every_midpoint_between_nvfp4_scales_and_its_neighbours() -> None:
     assert_equals_reference(weights, "nvfp4")
 
 
-@any_type
-def test_every_scale_and_code_dequantizes_to_their_product(quant_type: str) -> None:
-    form = FORMATS[quant_type]
-    codes = np.repeat(np.arange(2**form.bits, dtype=np.uint8)[None], 256, axis=0)
-    codes = np.tile(codes, (1, max(1, form.group_size // 2**form.bits)))
-    octets = np.arange(256, dtype=np.uint8)[:, None]
-    stored = kernels.quantize(np.zeros(codes.shape, np.float32), quant_type)
-    stored.weight[:] = packed(codes, form.bits)
-    stored.scale[:] = octets
-    with np.errstate(all="ignore"):
-        scales = octets.view(form.scale).astype(np.float32)
-        product = codes.view(form.code).astype(np.float32) * scales
-    finite = np.isfinite(product)
-    for kernel in TARGETS.values():
-        values = kernels.dequantize(stored, kernel=kernel)
-        np.testing.assert_array_equal(values, product)
-        np.testing.assert_array_equal(np.signbit(values[finite]), np.signbit(product[finite]))
-
-
 def least_errors(weights: Array, form: Format, importance: Array | float) -> Array:
     """Return the smallest error of each group over all scales, and over a scale of zero."""
     magnitudes = np.abs(weights.astype(np.float64))

@@ -60,16 +60,6 @@ def test_a_stored_model_counts_as_its_source(
         assert facts == [(tensor.name, tensor.shape) for tensor in model.values()]
 
 
-def test_a_blob_of_a_store_counts_as_a_file_too(store: Store, tmp_path: Path) -> None:
-    blobstore.import_model(write_checkpoint(tmp_path / "m"), "m", store=store, quant="int4")
-    found = inspect("m", store=store)
-    places = {file.name: Path(file.place) for file in found.files}
-    for tensor in found.tensors:
-        (alone,) = inspect(places[tensor.file]).tensors
-        facts = (alone.name, alone.shape, alone.packing)
-        assert facts == (tensor.name, tensor.shape, tensor.packing)
-
-
 def test_buffers_masks_and_positions_count_as_they_are(tmp_path: Path) -> None:
     """GPT-NeoX: a mask of U8, and rank-0 tensors, which the Hub's counts leave out."""
     tensors: Tensors = {

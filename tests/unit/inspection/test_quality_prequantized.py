@@ -58,21 +58,6 @@ def test_a_tensor_that_was_quantized_again_is_measured(
     assert measured.errors.max_error == np.abs(error).max()
 
 
-@pytest.mark.parametrize(
-    ("kind", "experts"),
-    [(COPIED["mlx mxfp4"], "packed"), (NVFP4, "stacked"), (block_fp8(), "packed")],
-    ids=["mlx", "nvfp4", "fp8"],
-)
-def test_experts(store: Store, tmp_path: Path, kind: Kind, experts: str) -> None:
-    weights = [kind.make(f"model.layers.0.mlp.experts.{n}.up_proj", (6, 256)) for n in range(3)]
-    source = source_of(tmp_path / "s", kind, *weights)
-    blobstore.import_model(source, "m", store=store, experts=experts)
-    report = blobstore.measure_quality("m", source, store=store)
-    assert sum(tensor.errors.count for tensor in report.tensors) == 3 * 6 * 256
-    is_copied = bool(weights[0].arrays)
-    assert (report.errors.rmse == 0) == is_copied
-
-
 def test_another_source_is_noticed(store: Store, tmp_path: Path) -> None:
     weight, other = (MODELOPT.make(UP, (6, cols)) for cols in (256, 128))
     source = source_of(tmp_path / "s", MODELOPT, weight)
