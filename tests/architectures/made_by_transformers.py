@@ -14,69 +14,28 @@ from typing import Any
 
 Json = Mapping[str, Any]
 
-_HIDDEN = ("hidden_size", "d_model", "n_embd")
-_LAYERS = ("num_hidden_layers", "n_layers", "n_layer", "num_layers", "depth")
-_HEADS = ("num_attention_heads", "n_heads", "n_head", "num_heads")
-_INTERMEDIATE = (
-    "intermediate_size",
-    "ffn_hidden_size",
-    "intermediate_size_mlp",
-    "dense_intermediate_size",
-)
-_EXPERT = (
-    "moe_intermediate_size",
-    "expert_ffn_hidden_size",
-    "shared_expert_intermediate_size",
-    "moe_shared_expert_intermediate_size",
-    "shared_intermediate_size",
-    "moe_hidden_size",
-)
-_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
-_CHOSEN = (
-    "num_experts_per_tok",
-    "num_experts_per_token",
-    "moe_topk",
-    "moe_top_k",
-    "moe_k",
-    "top_k_experts",
-)
-TINY: dict[str, Any] = {
-    **dict.fromkeys(_HIDDEN, 128),
-    **dict.fromkeys(_LAYERS, 2),
-    **dict.fromkeys(_HEADS, 4),
-    **dict.fromkeys(_INTERMEDIATE, 256),
-    **dict.fromkeys(_EXPERT, 64),
-    **dict.fromkeys(_EXPERTS, 4),
-    **dict.fromkeys(_CHOSEN, 2),
-    **dict.fromkeys(("n_group", "topk_group", "num_expert_group"), 1),
-    **dict.fromkeys(
-        ("max_position_embeddings", "n_positions", "max_seq_len", "model_max_length"), 256
-    ),
-    **dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"), 1),
-    "kv_lora_rank": 64,
-    "q_lora_rank": 64,
-    "qk_nope_head_dim": 64,
-    "qk_rope_head_dim": 32,
-    "v_head_dim": 64,
-    "linear_key_head_dim": 32,
-    "linear_value_head_dim": 32,
-    "linear_num_key_heads": 2,
-    "linear_num_value_heads": 4,
-    "linear_head_dim": 32,
-    "linear_num_heads": 4,
-    "linear_conv_kernel_dim": 4,
-    "index_head_dim": 64,
-    "index_n_heads": 2,
-    "index_topk": 8,
-    "vocab_size": 320,
-    "num_key_value_heads": 2,
-    "head_dim": 32,
-    "first_k_dense_replace": 1,
-    "n_shared_experts": 1,
-    "num_shared_experts": 1,
-    "sliding_window": 16,
-    "num_nextn_predict_layers": 0,
+_BY_VALUE = {
+    1: """n_group topk_group num_expert_group bos_token_id eos_token_id pad_token_id
+        first_k_dense_replace n_shared_experts num_shared_experts""",
+    2: """num_hidden_layers n_layers n_layer num_layers depth num_experts_per_tok
+        num_experts_per_token moe_topk moe_top_k moe_k top_k_experts linear_num_key_heads
+        index_n_heads num_key_value_heads""",
+    4: """num_attention_heads n_heads n_head num_heads num_experts num_local_experts
+        n_routed_experts moe_num_experts linear_num_value_heads linear_num_heads
+        linear_conv_kernel_dim""",
+    8: "index_topk",
+    16: "sliding_window",
+    32: "qk_rope_head_dim linear_key_head_dim linear_value_head_dim linear_head_dim head_dim",
+    64: """moe_intermediate_size expert_ffn_hidden_size shared_expert_intermediate_size
+        moe_shared_expert_intermediate_size shared_intermediate_size moe_hidden_size kv_lora_rank
+        q_lora_rank qk_nope_head_dim v_head_dim index_head_dim""",
+    128: "hidden_size d_model n_embd",
+    256: """intermediate_size ffn_hidden_size intermediate_size_mlp dense_intermediate_size
+        max_position_embeddings n_positions max_seq_len model_max_length""",
+    320: "vocab_size",
+    0: "num_nextn_predict_layers",
 }
+TINY = {name: value for value, names in _BY_VALUE.items() for name in names.split()}
 _TOWER = {
     "hidden_size": 64,
     "num_hidden_layers": 1,
@@ -97,12 +56,14 @@ def make(folder: Path, model_type: str, overrides: Json, also: Json) -> None:
     """
     import torch
     from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
     from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
     from transformers.utils.logging import disable_progress_bar, set_verbosity_error
 
     disable_progress_bar()
     set_verbosity_error()
-    config = tiny_config(model_type, overrides)
+    cls = CONFIG_MAPPING[model_type]
+    config = cls(**_arguments(cls, overrides, TINY))
     torch.manual_seed(0)
     auto: Any = (
         AutoModelForImageTextToText
@@ -112,15 +73,10 @@ def make(folder: Path, model_type: str, overrides: Json, also: Json) -> None:
     model = auto.from_config(config, dtype=torch.bfloat16)
     _fill(model, torch.Generator().manual_seed(zlib.crc32(model_type.encode())))
     model.save_pretrained(folder)
-    _write_old_names(folder / "config.json", config, also)
-
-
-def tiny_config(model_type: str, overrides: Json) -> Any:
-    """Return transformers' config of ``model_type`` with `TINY` and ``overrides``."""
-    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
-
-    cls = CONFIG_MAPPING[model_type]
-    return cls(**_arguments(cls, overrides, TINY))
+    path = folder / "config.json"
+    document = json.loads(path.read_text())
+    _add_old_names(document, config)
+    path.write_text(json.dumps(merged(document, also), indent=2))
 
 
 def _arguments(cls: Any, overrides: Json, tiny: Json) -> dict[str, Any]:
@@ -142,40 +98,22 @@ def _arguments(cls: Any, overrides: Json, tiny: Json) -> dict[str, Any]:
     return {**own, **{key: value for key, value in overrides.items() if key not in parts}}
 
 
-def _write_old_names(path: Path, config: Any, also: Json) -> None:
+def _add_old_names(document: dict[str, Any], config: Any) -> None:
     """Add what transformers 4 wrote: rope_theta and older names of keys.
 
     Nearly all published checkpoints have them.
     """
-    document = json.loads(path.read_text())
-    _add_old_names(document, config)
-    path.write_text(json.dumps(merged(document, also), indent=2))
-
-
-def _add_old_names(document: dict[str, Any], config: Any) -> None:
     for key in config.sub_configs:
         if isinstance(document.get(key), dict):
             _add_old_names(document[key], getattr(config, key))
+    old = {name: document[new] for name, new in config.attribute_map.items() if new in document}
     rope = document.get("rope_parameters") or {}
     if "rope_theta" in rope:
-        old = {key: rope[key] for key in ("rope_theta", "partial_rotary_factor") if key in rope}
-        tied = getattr(config, "tie_word_embeddings", None)
-        _add(
-            document,
-            {
-                **old,
-                "rope_scaling": None,
-                **({} if tied is None else {"tie_word_embeddings": tied}),
-            },
-        )
-    _add(
-        document,
-        {old: document[new] for old, new in config.attribute_map.items() if new in document},
-    )
-
-
-def _add(document: dict[str, Any], values: Json) -> None:
-    for key, value in values.items():
+        old |= {key: rope[key] for key in ("rope_theta", "partial_rotary_factor") if key in rope}
+        old["rope_scaling"] = None
+        if (tied := getattr(config, "tie_word_embeddings", None)) is not None:
+            old["tie_word_embeddings"] = tied
+    for key, value in old.items():
         document.setdefault(key, value)
 
 

@@ -33,17 +33,15 @@ def model(architecture: str, model_type: str, *tensors: TensorFacts, **config: A
     return ModelFacts(names | config, DOCUMENTS, (*head, *tensors))
 
 
-def numbered(
-    group: str = EXPERTS, quantization: Quantization | None = INT4, **changes: Any
-) -> list[TensorFacts]:
+def numbered(quantization: Quantization | None = INT4, **changes: Any) -> list[TensorFacts]:
     """Return two experts, a tensor for each projection of each."""
-    names = [f"{group}.{expert}.{part}.weight" for expert in range(2) for part in PROJECTIONS]
+    names = [f"{EXPERTS}.{expert}.{part}.weight" for expert in range(2) for part in PROJECTIONS]
     return [weight(name, quantization, **changes) for name in names]
 
 
-def stacked(group: str = EXPERTS, *projections: str) -> list[TensorFacts]:
+def stacked(*projections: str) -> list[TensorFacts]:
     """Return experts as one tensor for each projection."""
-    return [weight(f"{group}.{projection}.weight") for projection in projections or PROJECTIONS]
+    return [weight(f"{EXPERTS}.{projection}.weight") for projection in projections or PROJECTIONS]
 
 
 def with_documents(facts: ModelFacts, *names: str) -> ModelFacts:
@@ -93,9 +91,9 @@ def test_in_mlx_lm() -> None:
 COHERE = ("Cohere2MoeForCausalLM", "cohere2_moe")
 QWEN35 = ("Qwen3_5MoeForCausalLM", "qwen3_5_moe")
 NESTED = EMBEDDING._replace(name="model.language_model.embed_tokens.weight")
-FUSED_EXPERTS = stacked(EXPERTS, "gate_up_proj", "down_proj")
+FUSED_EXPERTS = stacked("gate_up_proj", "down_proj")
 FIRST_IN_INT8 = [numbered()[0]._replace(quantization=INT8), *numbered()[1:]]
-SCALED_EXPERTS = numbered(EXPERTS, NVFP4, double_scaled=True)
+SCALED_EXPERTS = numbered(NVFP4, double_scaled=True)
 OF_A_DRAFT = (weight(f"draft.{EXPERTS}.0.up_proj.weight"), F64._replace(name="draft.x"))
 IN_OLLAMA: list[tuple[ModelFacts, Runs, str]] = [
     (ModelFacts(None, DOCUMENTS, (EMBEDDING,)), NO, "config.json is missing"),
@@ -144,7 +142,7 @@ def test_in_ollama() -> None:
 def test_glm_takes_one_quantization_for_all_experts(
     experts: Quantization | None, head: Quantization | None, runs: Runs
 ) -> None:
-    tensors = (EMBEDDING, *numbered(EXPERTS, experts), weight("lm_head.weight", head))
+    tensors = (EMBEDDING, *numbered(experts), weight("lm_head.weight", head))
     config = {"architectures": ["Glm4MoeLiteForCausalLM"], "first_k_dense_replace": 1}
     assert ollama.verdict(ModelFacts(config, DOCUMENTS, tensors)).runs is runs
 
