@@ -32,20 +32,17 @@ def block_fp8(folder: Path) -> None:
     import torch
 
     weights = _read(folder)
-    for name in [
-        name for name, value in weights.items() if value.ndim == 2 and not _KEPT.search(name)
-    ]:
-        value = weights[name].float()
-        rows, columns = (-(-size // _BLOCK) for size in value.shape)
-        padded = torch.zeros(rows * _BLOCK, columns * _BLOCK)
-        padded[: value.shape[0], : value.shape[1]] = value
-        blocks = padded.view(rows, _BLOCK, columns, _BLOCK)
-        scales = blocks.abs().amax(dim=(1, 3)) / _LARGEST_E4M3
-        codes = (blocks / scales[:, None, :, None]).reshape(padded.shape)[
-            : value.shape[0], : value.shape[1]
-        ]
-        weights[name] = codes.to(torch.float8_e4m3fn).contiguous()
-        weights[f"{name}_scale_inv"] = scales
+    for name, value in list(weights.items()):
+        if value.ndim == 2 and not _KEPT.search(name):
+            rows, columns = (-(-size // _BLOCK) for size in value.shape)
+            padded = torch.zeros(rows * _BLOCK, columns * _BLOCK)
+            padded[: value.shape[0], : value.shape[1]] = value.float()
+            blocks = padded.view(rows, _BLOCK, columns, _BLOCK)
+            scales = blocks.abs().amax(dim=(1, 3)) / _LARGEST_E4M3
+            codes = (blocks / scales[:, None, :, None]).reshape(padded.shape)
+            codes = codes[: value.shape[0], : value.shape[1]]
+            weights[name] = codes.to(torch.float8_e4m3fn).contiguous()
+            weights[f"{name}_scale_inv"] = scales
     _write(folder, weights)
     _configure(folder, {"quantization_config": _FP8})
 
@@ -56,6 +53,7 @@ def gpt_oss_mxfp4(folder: Path) -> None:
     ``X_blocks`` is ``[experts, rows, groups, 16]``, beside ``X_scales``.
     """
     import mlx.core as mx
+    import numpy as np
     import torch
 
     weights = _read(folder)
@@ -63,8 +61,8 @@ def gpt_oss_mxfp4(folder: Path) -> None:
         rows = mx.array(weights.pop(name).float().transpose(-1, -2).contiguous().numpy())
         codes, scales, *_ = mx.quantize(rows, group_size=32, bits=4, mode="mxfp4")
         blocks = codes.view(mx.uint8).reshape(*scales.shape, 16)
-        weights[f"{name}_blocks"] = torch.tensor(blocks.tolist(), dtype=torch.uint8)
-        weights[f"{name}_scales"] = torch.tensor(scales.tolist(), dtype=torch.uint8)
+        weights[f"{name}_blocks"] = torch.from_numpy(np.array(blocks))
+        weights[f"{name}_scales"] = torch.from_numpy(np.array(scales))
     _write(folder, weights)
     _configure(folder, {"quantization_config": {"quant_method": "mxfp4"}})
 
