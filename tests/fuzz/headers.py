@@ -26,7 +26,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from types import FunctionType
-from typing import Any, NamedTuple
+from typing import Any
 
 import safetensors
 from header_inputs import Inputs
@@ -49,19 +49,6 @@ FILE_EVERY = 64
 
 class DisagreementError(AssertionError):
     """An input breaks the sentence at the top of this file."""
-
-
-class Difference(NamedTuple):
-    """A class of files that we refuse by our ``rule`` and safetensors 0.8.0 accepts.
-
-    ``holds`` checks the header's text by other means than ours. Our limits are 64 levels and 1e308;
-    serde's are 128 levels and about 1.79e308. The README forbids the others.
-    """
-
-    name: str
-    error: type[BlobStoreError]
-    rule: str
-    holds: Callable[[bytes], bool]
 
 
 def entries_of(text: bytes) -> list[Any]:
@@ -94,33 +81,47 @@ def largest(value: Any) -> float:
     return max(map(largest, children_of(value)), default=own)
 
 
-DIFFERENCES = (
-    Difference(
-        "space before the header", HeaderError, "F5",
-        lambda text: text[:1] in (b" ", b"\t", b"\r", b"\n"),
+def starts_with_space(text: bytes) -> bool:
+    return text[:1] in (b" ", b"\t", b"\r", b"\n")
+
+
+def ends_with_other_space(text: bytes) -> bool:
+    return text.rstrip(b" \t\r\n") != text.rstrip(b" ")
+
+
+def has_an_entry(text: bytes, is_it: Callable[[Any], bool]) -> bool:
+    return any(map(is_it, entries_of(text)))
+
+
+DIFFERENCES: dict[str, tuple[type[BlobStoreError], str, Callable[[bytes], bool]]] = {
+    "space before the header": (HeaderError, "F5", starts_with_space),
+    "padding that is no space": (HeaderError, "F6", ends_with_other_space),
+    "duplicate keys": (HeaderError, "F8", has_duplicates),
+    "an entry as a list": (
+        HeaderError,
+        "F10",
+        lambda text: has_an_entry(text, lambda one: isinstance(one, list)),
     ),
-    Difference(
-        "padding that is no space", HeaderError, "F6",
-        lambda text: text.rstrip(b" \t\r\n") != text.rstrip(b" "),
+    "a dtype as an object": (
+        HeaderError,
+        "F11",
+        lambda text: has_an_entry(text, lambda one: isinstance(one["dtype"], dict)),
     ),
-    Difference("duplicate keys", HeaderError, "F8", has_duplicates),
-    Difference(
-        "an entry as a list", HeaderError, "F10",
-        lambda text: any(isinstance(one, list) for one in entries_of(text)),
-    ),
-    Difference(
-        "a dtype as an object", HeaderError, "F11",
-        lambda text: any(isinstance(one["dtype"], dict) for one in entries_of(text)),
-    ),
-    Difference(
-        "a number beyond our limit", LimitExceededError, "F10",
+    "a number beyond our limit": (
+        LimitExceededError,
+        "F10",
         lambda text: largest(json.loads(text)) > 1e308,
     ),
-    Difference(
-        "deeper than our limit", LimitExceededError, "F10",
+    "deeper than our limit": (
+        LimitExceededError,
+        "F10",
         lambda text: depth(json.loads(text)) > 64,
     ),
-)  # fmt: skip
+}
+"""What we refuse and safetensors 0.8.0 accepts: our error and rule, and a check by other means.
+
+Its README forbids most. Our limits are 64 levels and 1e308; serde's are 128 and about 1.79e308.
+"""
 
 
 def check(raw: bytes, scratch: Path | None = None) -> str:
@@ -166,10 +167,9 @@ def check(raw: bytes, scratch: Path | None = None) -> str:
 
 def refused(text: bytes, error: HeaderError | LimitExceededError) -> str:
     """Return the class of what we refuse and safetensors accepts."""
-    for difference in DIFFERENCES:
-        is_it = (type(error), error.rule) == (difference.error, difference.rule)
-        if is_it and difference.holds(text):
-            return f"differs: {difference.name}"
+    for name, (kind, rule, holds) in DIFFERENCES.items():
+        if (type(error), error.rule) == (kind, rule) and holds(text):
+            return f"differs: {name}"
     raise DisagreementError(f"safetensors accepts what we refuse: {error}") from error
 
 

@@ -11,7 +11,7 @@ from support.checkpoints import raw_safetensors
 from support.corpus import load
 
 RULES = {f"refused by F{number}" for number in range(1, 18)}
-VERDICTS = RULES | {f"differs: {difference.name}" for difference in DIFFERENCES}
+VERDICTS = RULES | {f"differs: {name}" for name in DIFFERENCES}
 VERDICTS |= {"accepted by the scanner", "accepted by the parser"}
 SMALL = [case for case in load("header") if not case.by_recipe]
 

@@ -1,31 +1,33 @@
-"""Modelfiles: any bytes are a Modelfile or one of our errors; a text that is quoted comes back.
-
-Floats survive JSON.
-"""
+"""Modelfiles: any bytes are a Modelfile or one of our errors; a text that is quoted comes back."""
 
 from __future__ import annotations
 
 import contextlib
-import json
 
-import numpy as np
 from hypothesis import given, strategies as st
 
 from blobstore.errors import BlobStoreError
-from blobstore.formats.modelfile import Modelfile, encode_parameters, parse_parameters
+from blobstore.formats.modelfile import Modelfile
 
-words = st.sampled_from(
-    [
-        *("FROM", "system ", "PARAMETER ", "stop ", "MESSAGE ", "user "),
-        *('"', '"""', "#", "\n", "\r\n", " ", "\0", "é"),
-    ]
-)
+WORDS = [
+    "FROM",
+    "system ",
+    "PARAMETER ",
+    "stop ",
+    "MESSAGE ",
+    "user ",
+    '"',
+    '"""',
+    "#",
+    "\n",
+    "\r\n",
+]
+words = st.sampled_from([*WORDS, " ", "\0", "é"])
 scripts = st.lists(words | st.text(max_size=5), max_size=20).map("".join)
 # What Ollama leaves out can't come back, and a line that ends with the quotes closes them.
 texts = st.text(max_size=60).filter(lambda text: text.isprintable()) | st.text(
     "ab \t\r\n'#<", max_size=60
 )
-floats = st.floats(width=32, allow_nan=False, allow_infinity=False)
 
 
 @given(st.binary(max_size=60) | scripts.map(lambda text: f"FROM x\n{text}".encode()))
@@ -43,9 +45,3 @@ def test_a_quoted_text_comes_back(system: str, stops: list[str]) -> None:
     modelfile = Modelfile.parse("\n".join(["FROM x", f'SYSTEM """{system}"""', *lines]).encode())
     assert modelfile.system == system
     assert modelfile.parameters.get("stop", ()) == tuple(stops)
-
-
-@given(floats)
-def test_a_float_survives_its_json(value: float) -> None:
-    raw = encode_parameters(parse_parameters([f"temperature={value!r}"]))
-    assert np.float32(json.loads(raw)["temperature"]) == np.float32(value)

@@ -95,22 +95,6 @@ def test_affine_errors_are_half_a_step_or_what_falls_short_of_the_range(
 
 
 @given(data=st.data())
-def test_affine_keeps_the_edge_farther_from_zero_and_zero_itself(
-    data: st.DataObject,
-) -> None:
-    quant_type = data.draw(st.sampled_from(AFFINE))
-    group_size = data.draw(st.sampled_from(QuantType(quant_type).group_sizes))
-    weights = data.draw(weights_of(group_size, 1e38))
-    weights[:, 0] = 0
-    values = kernels.dequantize(kernels.quantize(weights, quant_type, group_size=group_size))
-    low, high = weights.min(axis=1), weights.max(axis=1)
-    edge = np.where(np.abs(low) > np.abs(high), low, high)
-    at_edge = (weights == edge[:, None]) & (np.abs(edge[:, None]) > 1e-7)
-    np.testing.assert_array_equal(values[at_edge], weights[at_edge])
-    assert (np.abs(values[:, 0]) <= 4 * EPSILON * np.abs(edge)).all()
-
-
-@given(data=st.data())
 def test_mx_errors_are_half_the_distance_between_codes(data: st.DataObject) -> None:
     quant_type = data.draw(st.sampled_from(["mxfp4", "mxfp8"]))
     weights = data.draw(weights_of(32, 3.4 * 2.0**126))

@@ -19,7 +19,6 @@ from support.weights import (
     edge_weights,
     random_importance,
     random_weights,
-    raw,
     shaped_groups,
     squared_errors,
 )
@@ -78,20 +77,6 @@ def test_any_magnitude_and_the_edges_of_the_format(quant_type: str, group_size: 
         for weights in (usual, scaled, edge_weights(dtype)):
             for importance in (None, random_importance(128)):
                 assert_never_worse(weights, quant_type, group_size, importance)
-
-
-@any_default
-def test_a_group_that_minmax_stores_exactly_is_stored_as_minmax_stores_it(
-    quant_type: str, group_size: int
-) -> None:
-    for dtype in DTYPES:
-        values = np.array([[0.0], [-0.0], [1.0], [-2.5], [448.0], [2.0**-9]], dtype)
-        weights = np.repeat(values, group_size, axis=1)
-        searched, minmax = both(weights, quant_type, group_size)
-        exact = squared_errors(weights, minmax) == 0
-        assert exact[:2].all()
-        np.testing.assert_array_equal(raw(searched.scale)[exact], raw(minmax.scale)[exact])
-        assert (squared_errors(weights, searched)[exact] == 0).all()
 
 
 @any_default
