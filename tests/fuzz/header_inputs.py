@@ -21,7 +21,6 @@ T = TypeVar("T")
 MOST_DATA = 4096
 DATA = random.Random(0).randbytes(MOST_DATA)
 TOKEN = re.compile(rb'"(?:[^"\\]|\\.)*"|[-+.\w]+|\s+|.', re.DOTALL)
-TEMPLATES = 64
 MOST_TOKENS = 400
 BITS = {dtype.value.encode(): dtype.bits for dtype in DType}
 DTYPES = tuple(BITS)
@@ -86,11 +85,9 @@ ENTRY = (
 class Inputs:
     """An endless sequence of files, mostly one to three mutations away from a valid one."""
 
-    def __init__(
-        self, seed: int | str, files: Sequence[bytes] = (), fresh: int = TEMPLATES
-    ) -> None:
+    def __init__(self, seed: str, files: Sequence[bytes]) -> None:
         self.random = random.Random(seed)
-        self.templates = [self.valid() for _ in range(fresh)] + [tokens_of(file) for file in files]
+        self.templates = [self.valid() for _ in range(64)] + [tokens_of(file) for file in files]
         self.last: tuple[list[bytes], int] = self.templates[0]
 
     def next(self) -> bytes:

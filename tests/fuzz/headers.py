@@ -5,8 +5,7 @@ safetensors package reads equally, and what we refuse it refuses too, but for th
 `DIFFERENCES`, in which it is laxer than its README or than our limits.
 
 `python tests/fuzz/headers.py --executions 50000000 --jobs 2` is the long form. Files that break the
-sentence are saved, and `--replay FILE…` looks at them again. With `--atheris` they are chosen by
-the coverage of the parser. The short form is test_header_fuzz.py.
+sentence are saved, and `--replay FILE…` checks them again. The short form is test_header_fuzz.py.
 """
 
 from __future__ import annotations
@@ -20,20 +19,17 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
-from types import FunctionType
 from typing import Any
 
 import safetensors
 from header_inputs import Inputs
 
 from blobstore.errors import BlobStoreError, HeaderError, LimitExceededError
-from blobstore.formats import strictjson
-from blobstore.formats.safetensors import header as rules
 from blobstore.formats.safetensors.header import (
     Header,
     encode_header,
@@ -257,27 +253,6 @@ def run(seed: str, executions: int, jobs: int, folder: Path) -> Report:
     return whole
 
 
-def run_atheris(arguments: Sequence[str]) -> None:
-    """Check inputs that libFuzzer chooses by the coverage of the parser, until it stops."""
-    import atheris
-
-    for module in (rules, strictjson):
-        for value in vars(module).values():
-            if isinstance(value, FunctionType) and value.__module__ == module.__name__:
-                atheris.instrument_func(value)
-
-    def mutate(data: bytes, most: int, seed: int) -> bytes:
-        if seed % 4 == 0:
-            return bytes(atheris.Mutate(data, most))
-        return Inputs(seed, (data,), fresh=0).next()[:most]
-
-    def one(data: bytes) -> None:
-        check(data)
-
-    atheris.Setup([sys.argv[0], *arguments], one, custom_mutator=mutate)
-    atheris.Fuzz()
-
-
 def main() -> None:
     """Run the long form, or check saved inputs."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -286,11 +261,8 @@ def main() -> None:
     parser.add_argument("--seed", default=f"{time.time_ns()}", help="gives the same inputs again")
     parser.add_argument("--save", type=Path, default=Path("broken-headers"), help="a folder")
     parser.add_argument("--replay", type=Path, nargs="+", help="check saved inputs")
-    parser.add_argument("--atheris", nargs=argparse.REMAINDER, help="libFuzzer's options follow")
     given = parser.parse_args()
-    if given.atheris is not None:
-        run_atheris(given.atheris)
-    elif given.replay:
+    if given.replay:
         for path in given.replay:
             print(f"{path}: {check(path.read_bytes())}")
     else:

@@ -1,8 +1,4 @@
-"""Weights, forms and targets for tests of a quantizer, and comparisons of its results.
-
-Random weights of every kind, the corners of the number formats, and groups of the shapes that a
-search meets.
-"""
+"""Weights, forms and targets for tests of a quantizer, and comparisons of its results."""
 
 from __future__ import annotations
 
@@ -30,10 +26,7 @@ KERNELS = [*TARGETS.values(), TWIN]
 
 
 def random_weights(dtype: np.dtype[Any], *shape: int, seed: tuple[int, ...] = ()) -> Array:
-    """Return finite weights with row scales 1e-6 to 1e3.
-
-    Every third row is heavy-tailed, and every third is full of ties.
-    """
+    """Return finite weights with row scales 1e-6 to 1e3; some rows heavy-tailed, some of ties."""
     generator = np.random.default_rng((*shape, *seed))
     values = generator.standard_normal(shape, dtype=np.float32)
     values[1::3] **= 3
@@ -140,10 +133,7 @@ def assert_same_parts(
 def squared_errors(
     weights: Array, quantized: QuantizedArray[Array], importance: Array | None = None
 ) -> Array:
-    """Return the squared error of every group, flat, in float64.
-
-    Each column's times its importance.
-    """
+    """Return the squared error of every group, flat, in float64, weighed by the columns."""
     difference = kernels.dequantize(quantized).astype(np.float64) - weights.astype(np.float64)
     squared = difference**2 if importance is None else difference**2 * importance.astype(np.float64)
     total: Array = squared.reshape(-1, quantized.group_size).sum(axis=1)

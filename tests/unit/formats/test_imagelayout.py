@@ -43,21 +43,17 @@ def test_a_written_index_comes_back() -> None:
     assert json.loads(raw)["manifests"][0] == entry(annotations=annotations)
 
 
-@pytest.mark.parametrize(
-    ("annotations", "name"),
-    [
-        ({REF: "m:tag"}, "m:tag"),
+def test_names() -> None:
+    names: list[tuple[dict[str, str] | None, str | None]] = [
         ({REF: "tag", IMAGE: "docker.io/library/m:tag"}, "docker.io/library/m:tag"),
         ({REF: "m", IMAGE: "not a name"}, "m"),
         ({REF: "../m"}, None),
         (None, None),
-    ],
-)
-def test_names(annotations: dict[str, str] | None, name: str | None) -> None:
-    (found,) = parse_index(
-        index(entry(annotations=annotations, mediaType=MANIFEST_MEDIA_TYPE)), "index"
-    )
-    assert found.model == (name and ModelName.parse(name))
+    ]
+    for said, model in names:
+        raw = index(entry(annotations=said, mediaType=MANIFEST_MEDIA_TYPE))
+        (found,) = parse_index(raw, "index")
+        assert found.model == (model and ModelName.parse(model))
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from functools import partial
 from typing import Annotated, Any, Literal
 
 import pytest
-from pydantic import Field, StringConstraints, TypeAdapter, ValidationError
+from pydantic import Field, TypeAdapter, ValidationError
 
 from blobstore.errors import DocumentError, LimitExceededError
 from blobstore.formats import strictjson
@@ -82,7 +82,7 @@ BETWEEN = Annotated[int, Between(1, 2**40)]
 BOUNDED = Annotated[int, Field(ge=1, le=2**40)]
 CHECKS: dict[str, tuple[Any, Any]] = {
     "text": (str, str),
-    "short text": (Annotated[str, Between(0, 5)], Annotated[str, StringConstraints(max_length=5)]),
+    "short text": (Annotated[str, Between(0, 5)], Annotated[str, Field(max_length=5)]),
     "integer": (int, int),
     "bounded": (BETWEEN, BOUNDED),
     "one integer": (Literal[1, 8], Literal[1, 8]),
@@ -120,25 +120,17 @@ def test_a_check_is_pydantics(name: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Point(Document):
-    """A document of three keys, of which one has another name and one a default."""
-
     x: Annotated[int, Key("X")]
     y: int = 7
     tags: list[str] = field(default_factory=list)
 
 
-@pytest.mark.parametrize(
-    ("value", "says"),
-    [
-        ([], "document: Input should be a valid dictionary or instance of Point"),
-        ({"x": 1}, "X: Field required"),  # keys are compared exactly: not the field's name
-        ({"X": True, "y": "late"}, "X: Input should be a valid integer"),
-        ({"X": 1, "tags": ["a", 2]}, "tags.1: Input should be a valid string"),
-    ],
-)
-def test_the_first_wrong_key_is_named_by_its_place(value: Any, says: str) -> None:
+WRONG: dict[str, Any] = {"document": [], "tags.1": {"X": 1, "tags": ["a", 2]}}
+WRONG["X"] = {"x": 1, "y": "late"}  # keys are compared exactly: not the field's name
+
+
+@pytest.mark.parametrize("place", WRONG)
+def test_the_first_wrong_key_is_named_by_its_place(place: str) -> None:
     assert Point.checked({"X": 1, "z": 2, "tags": ["a"]}) == Point(1, 7, ["a"])
-    with pytest.raises(DocumentError) as error:
-        validated(Point, value, "the file", "Z9")
-    assert error.value.message == f"the file: {says} (rule Z9)"
-    assert error.value.rule == "Z9"
+    with pytest.raises(DocumentError, match=f"^the file: {place}: .* [(]rule Z9[)]$"):
+        validated(Point, WRONG[place], "the file", "Z9")
