@@ -34,7 +34,7 @@ Sizes = Mapping[str, Any]
 HEAD_DIM = 128
 # Qwen3-1.7B's layers. The vocabulary is small so that embedding and head have the share of
 # Qwen3-8B's, 7 % each.
-DENSE = {
+DENSE: Sizes = {
     "hidden_size": 2048,
     "intermediate_size": 6144,
     "num_attention_heads": 16,
@@ -42,7 +42,7 @@ DENSE = {
     "vocab_size": 32768,
 }
 # Qwen3-235B-A22B's experts.
-MIXTURE = {
+MIXTURE: Sizes = {
     "hidden_size": 4096,
     "intermediate_size": 12288,
     "num_attention_heads": 8,

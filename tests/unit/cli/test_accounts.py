@@ -115,13 +115,6 @@ def test_behind_a_token_server(
         assert credentials().find(api.host) == Login(None, Secret(IDENTITY))
 
 
-def test_a_registry_that_does_not_ask(blobstore: Blobstore, config: Path) -> None:
-    with guarded_api(lambda *_: True) as api:
-        line = ("login", api.host, "-u", USER, "--password-stdin")
-        code, _, err = blobstore(*line, stdin=PASSWORD)
-    assert (code, f"{api.host} did not ask for a login" in err, config.exists()) == (0, True, True)
-
-
 def test_other_places(
     blobstore: Blobstore, registry: GuardedApi, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

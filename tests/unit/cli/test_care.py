@@ -66,15 +66,6 @@ def test_models_without_manifests_are_forgotten_only_if_asked(cli: Cli, source: 
     assert cli.text("repair", "m").startswith("Restored the manifest of m:latest")
 
 
-def test_prune_refuses_while_a_manifest_can_not_be_read(cli: Cli) -> None:
-    commit_model(cli.store, "m", b"one")
-    manifest_path(cli.store, "m").write_bytes(b"{")
-    error = cli.refused("prune", code=1)
-    assert error.startswith(
-        "Error: nothing is removed: the manifest of m:latest can't be read\nHint: "
-    )
-
-
 def test_du(cli: Cli) -> None:
     commit_model(cli.store, "m", b"one", b"both")
     commit_model(cli.store, "n", b"both")
@@ -89,21 +80,6 @@ def test_du(cli: Cli) -> None:
         "trash": 0,
     }
     assert cells(cli.text("du", "m").splitlines()[1]) == ["m:latest", "7 B", "3 B", "4 B"]
-
-
-def test_pack_and_unpack(cli: Cli) -> None:
-    commit_model(cli.store, "m", bytes(100_000))
-    before = cli.json("du")
-    found = cli.json("pack", "m")
-    assert (found["name"], found["kept"], found["reason"]) == ("m:latest", 0, None)
-    assert found["stored"] < found["size"] == 100_000
-    unpacked = {"name": "m:latest", "blobs": 1, "bytes": 100_000}
-    assert cli.json("unpack", "m") == unpacked
-    assert cli.json("du") == before
-    packed, freed = cli.text("pack", "m").splitlines()
-    assert packed.startswith("Packed m:latest: ")
-    assert freed == "Freed 100 KB"
-    assert cli.text("unpack", "m") == "Unpacked m:latest: 1 blob, 100 KB\n"
 
 
 def test_a_packed_model_is_shown_as_packed_and_needs_unpacking(cli: Cli, source: Path) -> None:

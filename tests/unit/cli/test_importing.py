@@ -150,19 +150,7 @@ def test_a_plan_in_a_file_takes_no_options(cli: Cli, source: Path, tmp_path: Pat
     assert "not a regular file" in cli.refused("plan", source, "-o", tmp_path / "pipe", code=1)
 
 
-def test_the_source_may_not_be_missing(cli: Cli) -> None:
-    for word in ("import", "plan"):
-        assert "--modelfile FILE" in cli.refused(word)
-
-
 # Names and tags that say a type
-
-
-def test_a_name_that_can_not_be_made_from_the_source(cli: Cli, tmp_path: Path) -> None:
-    error = cli.refused("import", write_checkpoint(tmp_path / "my model"))
-    assert "'my model'" in error
-    assert "Hint: Give the model a name" in error
-    assert not cli.store.root.exists()
 
 
 @pytest.mark.parametrize(

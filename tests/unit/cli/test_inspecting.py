@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 from support import PYCODE, PYCODE_MOE
 from support.checkpoints import (
-    normal,
     raw_safetensors,
-    small_tensors,
-    write_checkpoint,
 )
 from support.commands import Cli, cells, table
 from support.sparse import header
@@ -62,19 +58,14 @@ def test_a_stored_model(cli: Cli, source: Path) -> None:
     assert document["index"]["weight_map"]["lm_head.weight.scale"] == "lm_head.weight"
     metadata = document["headers"]["lm_head.weight"]["__metadata__"]
     assert metadata == {"group_size": "64", "quant_type": "int8"}
+    for sort, name in (("name", "lm_head"), ("size", "model.layers.0.mlp")):
+        text = cli.text("inspect", source, "--tensors", "--sort", sort).split("\n\n")[-1]
+        heading, first, *_ = table(text)
+        assert heading == ["TENSOR", "TYPE", "SHAPE", "PARAMETERS", "SIZE"]
+        assert first[0].startswith(name)
+    assert "Use one of: file, name" in cli.refused("inspect", source, "--sort", "colour")
     (source / "other\x1b.safetensors").touch()
     assert "not counted: 'other\\x1b.safetensors'" in cli.text("inspect", source)
-
-
-@pytest.mark.parametrize(("sort", "first"), [("name", "lm_head"), ("size", "model.layers.0.mlp")])
-def test_tensors_are_listed_in_an_order(cli: Cli, source: Path, sort: str, first: str) -> None:
-    text = cli.text("inspect", source, "--tensors", "--sort", sort).split("\n\n")[-1]
-    heading, *rows = table(text)
-    assert heading == ["TENSOR", "TYPE", "SHAPE", "PARAMETERS", "SIZE"]
-    assert rows[0][0].startswith(first)
-    assert ["lm_head.weight", "BF16", "96x64", "6,144", "12.3 KB"] in rows
-    error = cli.refused("inspect", source, "--sort", "colour")
-    assert "Hint: Use one of: file, name, size, parameters." in error
 
 
 def test_a_tree_joins_what_is_alike(cli: Cli) -> None:
@@ -162,15 +153,6 @@ def test_quality_as_text(cli: Cli, source: Path) -> None:
     assert text == "6 tensors are stored as they were\n"
 
 
-def test_errors_of_quality(cli: Cli, source: Path, tmp_path: Path) -> None:
-    cli.text("import", source, "m", "--quant", "int4")
-    wide = write_checkpoint(tmp_path / "wide", small_tensors() | {UP: normal("x", 64, 128)})
-    says = f"'{UP}' is int4 [128, 64] in the model"
-    assert says in cli.refused("quality", "m", "--against", wide, code=1)
-    assert "nowhere" in cli.refused("quality", "m", "--against", "nowhere", code=1)
-    assert "--against" in cli.refused("quality", "m")
-
-
 # report, quality --plot and plan --html
 
 
@@ -231,15 +213,6 @@ def test_refusals_of_report(
     monkeypatch.chdir(source.parent)
     assert says in imported.refused("report", *words.split(), code=code)
     assert not Path("a").exists()
-
-
-def test_pictures_need_an_extra(
-    imported: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(sys.modules, "vl_convert", None)
-    error = imported.refused("report", "m", "--png", tmp_path / "p")
-    assert "pip install 'blobstore[plots]'" in error
-    assert not (tmp_path / "p").exists()
 
 
 def test_a_plot_in_the_terminal(

@@ -7,7 +7,6 @@ from pathlib import Path
 from shutil import rmtree
 
 import pytest
-from support import PYCODE
 from support.checkpoints import normal, safetensors_bytes
 from support.commands import Cli, table
 from support.newer import linked, manifest_of
@@ -51,29 +50,6 @@ def test_a_list_is_sorted_by_time_name_or_size(cli: Cli) -> None:
     (row,) = (row for row in table(cli.text("list")) if row[0] == "broken:latest")
     assert row[1] == "broken"
     assert row[2].startswith("the manifest: not valid JSON: ")
-
-
-def test_show(cli: Cli) -> None:
-    made = cli.json("import", PYCODE, "--quant", "int4")
-    document = cli.json("show", "pycode-5m:int4")
-    tensors = {tensor.pop("name"): tensor for tensor in document.pop("tensors")}
-    assert document == {
-        "name": "pycode-5m:int4",
-        "id": made["digest"],
-        "architecture": "Qwen3ForCausalLM",
-        "parameters": 5_245_696,
-        "quant_type": "int4",
-        "context_length": 1024,
-        "embedding_length": 256,
-        "capabilities": ["completion"],
-        "size": made["stored_bytes"],
-        "layers": 54,
-        "runs_in": made["runs_in"],
-    }
-    assert len(tensors) == 47
-    size = 768 * 256 // 2 + 2 * 2 * 768 * 8
-    facts = {"dtype": "U32", "shape": [768, 256], "quant_type": "int4", "group_size": 32}
-    assert tensors[UP] == facts | {"size": size}
 
 
 def test_show_as_text(cli: Cli, source: Path) -> None:

@@ -54,11 +54,10 @@ def test_a_folder_of_something_else_is_not_a_store(cli: Cli, tmp_path: Path, ins
 # Models that are missing
 
 
-@pytest.mark.parametrize("name", ["../x", "", "a/b/c/d", "x" * 81])
-def test_invalid_names(cli: Cli, source: Path, name: str) -> None:
-    lines = (["import", "--", source, name], ["show", "--", name], ["cp", "--", "x", name])
-    for words in (*lines, ["rm", "--", name], ["run", "--", name, "prompt"]):
-        assert "not a model name" in cli.refused(*words)
+def test_invalid_names(cli: Cli, source: Path) -> None:
+    for name in ("../x", "", "x" * 81):
+        for words in (["import", "--", source], ["show", "--"], ["cp", "--", "x"], ["rm", "--"]):
+            assert "not a model name" in cli.refused(*words, name)
     assert not cli.store.root.exists()
 
 
