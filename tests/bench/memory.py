@@ -55,8 +55,9 @@ def measure(sources: Sources) -> None:
             os.sync()
             warm(source)
             peak = MemoryPeak()
-            line = [sys.executable, "-m", "blobstore", "import", source, "m", "--store", store]
-            done = run([*line, "--jobs", "2", *options, *more], peak=peak)
+            line = [sys.executable, "-m", "blobstore", "import", str(source), "m"]
+            line += ["--store", str(store), "--jobs", "2", *options, *more]
+            done = run(line, peak=peak)
             figures = (done.seconds, peak.anonymous / MB, peak.bound / MB)
             show((name, what, *(f"{figure:.1f}" for figure in figures)))
 

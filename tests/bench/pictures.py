@@ -71,7 +71,7 @@ def main() -> None:
         os.environ["FONTCONFIG_FILE"] = str(folder / "fonts.conf")
         store = open_store(folder / "store")
         fill(store)
-        with served(store, folder) as origin, chromium() as browser:
+        with served(store) as origin, chromium() as browser:
             for picture in PICTURES:
                 data = taken(browser, origin, picture)
                 (place / f"{picture.name}.webp").write_bytes(data)

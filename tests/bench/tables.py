@@ -33,7 +33,7 @@ def machine(work: Path, packages: Iterable[str] = ("mlx", "mlx-lm", "numpy")) ->
     lines = Path("/proc/cpuinfo").read_text().split("\n\n", 1)[0].splitlines()
     facts = {key.strip(): value.strip() for key, _, value in (one.partition(":") for one in lines)}
     has = set((facts.get("flags") or facts.get("Features") or "").split())
-    command = ["df", "-PTh", work]
+    command = ["df", "-PTh", str(work)]
     disk = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
     device, kind, _, _, free, *_ = disk[1].split()
     return (

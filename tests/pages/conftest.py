@@ -24,7 +24,7 @@ def browser() -> Iterator[Browser]:
 def origin(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The server over the store of support/page_store.py."""
     folder = tmp_path_factory.mktemp("pages")
-    with served(filled_store(folder), folder) as found:
+    with served(filled_store(folder)) as found:
         yield found
 
 

@@ -277,7 +277,7 @@ def test_what_differs_between_two(site: Watched) -> None:
 def test_what_verify_found(browser: Browser, tmp_path: Path) -> None:
     store = open_store(tmp_path / "store")
     blobstore.import_model(PYCODE, DENSE, store=store, quant="int4")
-    with served(store, tmp_path) as origin, watched(browser, origin) as site:
+    with served(store) as origin, watched(browser, origin) as site:
         page = site.open("/usage")
         site.expect(page.get_by_text("This store has not been verified yet.")).to_be_visible()
         assert run(["verify", "--store", str(store.root)]) == 0

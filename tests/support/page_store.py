@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,7 +17,7 @@ from blobstore.views.quality_records import keep_quality
 from support import PYCODE, PYCODE_MOE
 from support.checkpoints import write_checkpoint
 from support.large_models import large_model
-from support.patient import patient
+from support.patient import serving
 from support.stores import manifest_path
 
 DENSE, BETTER, WIDER, MIXTURE = (
@@ -79,20 +78,10 @@ def hostile(folder: Path) -> Path:
 
 
 @contextmanager
-def served(store: Store, folder: Path) -> Iterator[str]:
+def served(store: Store) -> Iterator[str]:
     """Run ``blobstore serve`` over a store; yield its origin, such as ``http://127.0.0.1:1234``."""
-    line = patient("serve", "--port", "0", "--store", str(store.root))
-    with (folder / "serve.log").open("wb") as log:
-        process = subprocess.Popen(line, stdout=subprocess.PIPE, stderr=log, text=True)
-    assert process.stdout is not None
-    try:
-        said = process.stdout.readline()
-        assert " at http://" in said, (said, (folder / "serve.log").read_text())
-        yield said.rpartition(" at ")[2].strip().rstrip("/")
-    finally:
-        process.kill()
-        process.wait()
-        process.stdout.close()
+    with serving("--store", str(store.root)) as running:
+        yield f"http://{running.host}"
 
 
 def filled_store(folder: Path) -> Store:

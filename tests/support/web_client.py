@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import unquote
@@ -62,12 +62,15 @@ def ask(
     method: str = "GET",
     fields: Mapping[str, str] | Iterable[tuple[str, str]] | None = None,
     *,
+    body: Sequence[bytes] = (b"",),
     reply: Reply | None = None,
+    leaves_after: int | None = None,
 ) -> Reply:
     """Return the answer to one request. Raises: as the application.
 
-    ``fields``: headers; pairs are all that there are, a mapping has ``Host`` by default. ``reply``:
-    gets the answer, also if the application fails.
+    ``fields``: headers; pairs are all that there are, a mapping has ``Host`` by default. ``body``:
+    its pieces. ``reply``: gets the answer, also if the application fails. ``leaves_after``: so many
+    messages of the answer the client goes away.
     """
     if fields is None or isinstance(fields, Mapping):
         fields = ({"host": OWN} | dict(fields or {})).items()
@@ -87,20 +90,28 @@ def ask(
         "client": ("127.0.0.1", 50_000),
         "server": ("127.0.0.1", 8080),
     }
-    asyncio.run(_exchange(app, scope, found))
+    asyncio.run(_exchange(app, scope, found, list(body), leaves_after))
     return found
 
 
-async def _exchange(app: ASGIApp, scope: dict[str, Any], reply: Reply) -> None:
-    asked = asyncio.Event()
+async def _exchange(
+    app: ASGIApp, scope: dict[str, Any], reply: Reply, body: list[bytes], leaves_after: int | None
+) -> None:
+    left, sent = asyncio.Event(), 0
+    if leaves_after == 0:
+        left.set()
 
     async def receive() -> Message:
-        if asked.is_set():
-            await asyncio.Event().wait()  # the client stays
-        asked.set()
-        return {"type": "http.request", "body": b"", "more_body": False}
+        if body:
+            return {"type": "http.request", "body": body.pop(0), "more_body": bool(body)}
+        await left.wait()
+        return {"type": "http.disconnect"}
 
     async def send(message: Any) -> None:
+        nonlocal sent
+        sent += 1
+        if sent == leaves_after:
+            left.set()
         if message["type"] == "http.response.start":
             reply.status = message["status"]
             pairs = message["headers"]

@@ -115,20 +115,6 @@ def test_behind_a_token_server(
         assert credentials().find(api.host) == Login(None, Secret(IDENTITY))
 
 
-def test_other_places(
-    blobstore: Blobstore, registry: GuardedApi, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    host = registry.host
-    podman = tmp_path / "run" / "containers" / "auth.json"
-    podman.parent.mkdir(parents=True)
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "run"))
-    monkeypatch.setenv("REGISTRY_AUTH_FILE", str(podman))
-    line = ["login", f"http://{host}", "-u", USER, "--password-stdin"]
-    assert blobstore(*line, stdin=PASSWORD)[1].endswith(f"{podman}\n")
-    monkeypatch.delenv("REGISTRY_AUTH_FILE")
-    assert f"{podman} still has a login for {host}" in blobstore("logout", host)[2]
-
-
 @pytest.mark.parametrize(
     ("words", "stdin", "reason"),
     [

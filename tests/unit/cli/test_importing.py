@@ -5,11 +5,10 @@ from __future__ import annotations
 import os
 import re
 from pathlib import Path
-from typing import Any, get_args, get_type_hints
+from typing import Any
 
 import numpy as np
 import pytest
-from support import PYCODE_MOE
 from support.checkpoints import (
     LLAMA_CONFIG,
     normal,
@@ -21,9 +20,7 @@ from support.layouts import sentence_transformer, write
 from support.prequantized_sources import fp8_model
 
 import blobstore
-from blobstore.cli.output import flag_of
 from blobstore.errors import UsageError
-from blobstore.importer.arguments import ImportArguments, Option
 
 UP = "model.layers.0.mlp.up_proj.weight"
 
@@ -69,17 +66,6 @@ def test_a_plan_is_that_of_the_import_and_writes_nothing(cli: Cli, source: Path)
     assert plan["stored_bytes"] == stored
 
 
-def test_plan_import_and_show_say_the_same_of_where_a_model_runs(cli: Cli) -> None:
-    options = ("--quant", "nvfp4", "--experts", "stacked")
-    planned = cli.json("plan", PYCODE_MOE, *options)["runs_in"]
-    imported = cli.json("import", PYCODE_MOE, *options)["runs_in"]
-    assert planned == imported == cli.json("show", "pycode-moe-5m:nvfp4")["runs_in"]
-    assert [(one["runs"], one["reason"]) for one in planned] == [
-        ("yes", "qwen3_moe, nvfp4, mxfp8"),
-        ("no", "its runner has no Qwen3MoeForCausalLM"),
-    ]
-
-
 def test_a_replaced_model_is_named(cli: Cli, source: Path) -> None:
     first = cli.json("import", source, "m")
     assert cli.json("import", source, "m")["replaced"] is None  # the same model
@@ -90,17 +76,6 @@ def test_a_replaced_model_is_named(cli: Cli, source: Path) -> None:
 
 
 # Options
-
-
-def test_every_option_of_the_table_is_in_the_help(cli: Cli) -> None:
-    hints: dict[str, Any] = get_type_hints(ImportArguments, include_extras=True)
-    for word in ("import", "plan"):
-        text = " ".join(cli.text(word, "--help").split())
-        for name, hint in hints.items():
-            option = get_args(hint)[1]
-            assert isinstance(option, Option)
-            assert flag_of(name) in text
-            assert option.help.split()[0] in text
 
 
 def test_the_options_of_an_import_reach_the_store(cli: Cli, source: Path, tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support import PYCODE, PYCODE_MOE
+from support import PYCODE_MOE
 from support.checkpoints import (
     raw_safetensors,
 )
@@ -30,21 +30,6 @@ HOSTILE = {
 
 
 # inspect
-
-
-def test_a_summary(cli: Cli) -> None:
-    facts, metadata = cli.text("inspect", PYCODE).split("\n\n")
-    assert dict(table(facts)) == {
-        "name": str(PYCODE),
-        "kind": "folder",
-        "files": "1",
-        "tensors": "47",
-        "parameters": "5.25M (5,245,696)",
-        "dtypes": "BF16 5.25M",
-        "size": "10.5 MB",
-        "bits per weight": "16.00",
-    }
-    assert table(metadata) == [["METADATA", "VALUE"], ["format", "pt"]]
 
 
 def test_a_stored_model(cli: Cli, source: Path) -> None:

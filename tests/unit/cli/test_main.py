@@ -6,40 +6,22 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
-from typing import Annotated, Any
+from typing import Annotated
 
 import pytest
 import typer
 from support.commands import Cli
 
 from blobstore import hashing, kernels
-from blobstore.cli.main import LightCommand, app
+from blobstore.cli.main import LightCommand
 
 Command = Callable[..., subprocess.CompletedProcess[str]]
-GROUP: Any = typer.main.get_group(app)
 
 
 def test_a_group_alone_prints_its_help(cli: Cli) -> None:
     for words in ([], ["metadata"]):
         assert cli(*words) == cli(*words, "--help")
         assert cli(*words, "-h")[1].startswith("Usage: ")
-
-
-def test_the_help_shows_the_commands_under_headings(cli: Cli) -> None:
-    text = cli.text("--help")
-    assert "..." not in text.replace("[ARGS]...", "")  # no sentence is cut
-    sections = text.split("\n\n")[3:]
-    commands = {text.split(":")[0]: text.split("\n")[1].split()[0] for text in sections}
-    assert commands == {
-        "Models": "import",
-        "Checkpoints and quality": "inspect",
-        "Sharing": "push",
-        "Care": "verify",
-        "Many machines": "work",
-        "Scripts": "schema",
-    }
-    for name in GROUP.commands:
-        assert "[[" not in cli.text(name, "--help")
 
 
 def test_the_version_names_the_kernels_and_the_way_to_hash(cli: Cli, command: Command) -> None:

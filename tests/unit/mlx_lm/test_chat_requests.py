@@ -76,15 +76,6 @@ def test_a_conversation_begins_with_the_models_messages() -> None:
     assert made(messages=[other, USER])["messages"] == [EXAMPLE, other, USER]
 
 
-@pytest.mark.parametrize(
-    ("content", "text"),
-    [([{"type": "text", "text": "a"}, {"type": "text", "text": "b"}], "ab"), (None, "")],
-)
-def test_the_content_of_a_message_is_text(content: Any, text: str) -> None:
-    assert made(messages=[{"role": "user", "content": content}])["messages"][-1]["content"] == text
-    assert made(messages=[{"role": "user"}])["messages"][-1]["content"] == ""
-
-
 IMAGE = {"type": "image_url", "text": "x", "image_url": {"url": "http://127.0.0.1:1/x"}}
 REFUSED: dict[str, tuple[str, dict[str, Any]]] = {
     "model is not": (CHAT, {"model": 5}),

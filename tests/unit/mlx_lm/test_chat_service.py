@@ -107,14 +107,6 @@ def test_the_answer_of_a_client_that_is_gone_ends(service: Any, alone: dict[str,
     assert waits.events.empty()
 
 
-def test_the_likeliest_tokens_come_first(service: Any) -> None:
-    content = Client(service, logprobs=True, top_logprobs=3).whole()["choices"][0]["logprobs"]
-    for entry in content["content"]:
-        values = [one["logprob"] for one in entry["top_logprobs"]]
-        assert values == sorted(values, reverse=True)
-        assert entry["logprob"] == values[0]
-
-
 def test_a_prompt_that_can_not_be_made_is_an_error(service: Any) -> None:
     with pytest.raises(UsageError, match="context"):
         Client(service, prompt="a " * 3000).whole()

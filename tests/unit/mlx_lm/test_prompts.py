@@ -78,9 +78,3 @@ def test_without_a_template_the_text_is_continued(is_raw: bool) -> None:
 def test_a_broken_template_is_a_typed_error(template: str, reason: str) -> None:
     with pytest.raises(UnsupportedSourceError, match=reason):
         text(prompts(template), USER)
-
-
-@pytest.mark.parametrize(("content", "reason"), [("", "empty"), ("a\udcffb", "not valid text")])
-def test_a_prompt_is_text(content: str, reason: str) -> None:
-    with pytest.raises(UsageError, match=reason):
-        text(prompts(), {"role": "user", "content": content})

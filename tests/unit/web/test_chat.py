@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import asyncio
-import json
 from collections.abc import Callable
 from typing import Any
 
 import pytest
+from support.web_client import OWN, Reply, ask
 
 from blobstore.errors import ModelNotFoundError, UsageError
 from blobstore.web.chat import Chat
 
-OWN = "127.0.0.1:8080"
 OTHER = "http://example.com"
-PREFLIGHT = {"access-control-request-method": "POST"}
-PREFLIGHT["access-control-request-headers"] = "authorization, x-stainless-os"
+PREFLIGHT = {
+    "access-control-request-method": "POST",
+    "access-control-request-headers": "authorization, x-stainless-os",
+}
 
 
 class Service:
@@ -45,85 +45,50 @@ class Service:
         return {"name": name}
 
 
-class Client:
-    """One request, and its response. ``body``: pieces; after them the client waits, or leaves."""
-
-    def __init__(self, service: Service, method: str = "POST", **headers: str) -> None:
-        self.path = "/v1/completions"
-        self.chat = Chat(service, ["https://allowed.example/"])  # type: ignore[arg-type]
-        pairs = {"host": OWN, **headers}
-        self._scope = {
-            "type": "http",
-            "method": method,
-            "query_string": b"",
-            "headers": [(k.replace("_", "-").encode(), v.encode()) for k, v in pairs.items()],
-        }
-        self.sent: list[Any] = []
-        self.leaves_after: int | None = None
-
-    def ask(self, *body: bytes) -> int:
-        """Return the status of the answer; 0 for none."""
-        asyncio.run(asyncio.wait_for(self._ask(list(body)), 600))
-        return int(self.sent[0]["status"]) if self.sent else 0
-
-    @property
-    def text(self) -> bytes:
-        return b"".join(one.get("body", b"") for one in self.sent)
-
-    @property
-    def headers(self) -> dict[bytes, bytes]:
-        return dict(self.sent[0]["headers"])
-
-    async def _ask(self, body: list[bytes]) -> None:
-        left = asyncio.Event()
-        if self.leaves_after == 0:
-            left.set()
-
-        async def receive() -> Any:
-            if body:
-                return {"type": "http.request", "body": body.pop(0), "more_body": bool(body)}
-            await left.wait()
-            return {"type": "http.disconnect"}
-
-        async def send(message: Any) -> None:
-            self.sent.append(message)
-            if len(self.sent) == self.leaves_after:
-                left.set()
-
-        await self.chat({**self._scope, "path": self.path}, receive, send)
+def asked(
+    service: Service,
+    *body: bytes,
+    path: str = "/v1/completions",
+    method: str = "POST",
+    allowed: str = "https://allowed.example/",
+    origin: str | None = None,
+    more: dict[str, str] | None = None,
+    leaves_after: int | None = None,
+) -> Reply:
+    """Return the answer to one request; ``more``: headers."""
+    chat = Chat(service, [allowed])  # type: ignore[arg-type]
+    fields = ({} if origin is None else {"origin": origin}) | (more or {})
+    pieces = body or (b"",)
+    return ask(chat, path, method, fields, body=pieces, leaves_after=leaves_after)
 
 
 def test_a_whole_answer() -> None:
     service = Service()
-    client = Client(service)
-    assert client.ask(b"a", b"b") == 200
+    reply = asked(service, b"a", b"b")
+    assert (reply.status, reply.json) == (200, {"text": "hello"})
     assert service.requests == [("/v1/completions", b"ab")]
-    assert json.loads(client.text) == {"text": "hello"}
     assert service.stopped == 1
 
 
 def test_a_stream_comes_in_pieces() -> None:
-    client = Client(Service(is_stream=True))
-    assert client.ask(b"a") == 200
-    assert [one.get("body") for one in client.sent[1:]] == [
+    reply = asked(Service(is_stream=True), b"a")
+    assert reply.pieces == [
         b'data: {"text": "he"}\n\n',
         b": keepalive 1/2\n\n",
         b'data: {"text": "llo"}\n\n',
         b"data: [DONE]\n\n",
-        b"",
     ]
-    assert client.headers[b"content-type"].startswith(b"text/event-stream")
+    assert reply.headers["content-type"].startswith("text/event-stream")
 
 
 @pytest.mark.parametrize(("error", "status"), [(UsageError("no"), 400), (RuntimeError("no"), 500)])
 def test_errors_have_openais_form(error: Exception, status: int) -> None:
-    client = Client(Service(error))
-    assert client.ask(b"a") == status
-    assert "no" in json.loads(client.text)["error"]["message"]
-    late = Client(Service({"text": "a"}, error, is_stream=True))
-    assert late.ask(b"a") == 200
-    assert json.loads(late.text.split(b"data: ")[-1])["error"]
-    assert Client(Service()).ask(b"wrong") == 400
+    reply = asked(Service(error), b"a")
+    assert (reply.status, "no" in reply.json["error"]["message"]) == (status, True)
+    late = asked(Service({"text": "a"}, error, is_stream=True), b"a")
+    assert late.status == 200
+    assert late.pieces[-1].startswith(b'data: {"error": ')
+    assert asked(Service(), b"wrong").status == 400
 
 
 @pytest.mark.parametrize(
@@ -137,51 +102,39 @@ def test_errors_have_openais_form(error: Exception, status: int) -> None:
     ],
 )
 def test_addresses(method: str, path: str, status: int) -> None:
-    client = Client(Service(), method)
-    client.path = path
-    assert client.ask(b"") == status
-    assert ("error" in json.loads(client.text)) == (status != 200)
+    reply = asked(Service(), method=method, path=path)
+    assert (reply.status, "error" in reply.json) == (status, status != 200)
 
 
 def test_a_large_request_is_refused() -> None:
     service = Service()
-    client = Client(service)
-    assert client.ask(b"x" * (5 * 2**20), b"x" * (4 * 2**20)) == 413
+    assert asked(service, b"x" * (5 * 2**20), b"x" * (4 * 2**20)).status == 413
     assert service.requests == []
 
 
 @pytest.mark.parametrize(("is_stream", "leaves_after"), [(True, 2), (False, 0), (True, 0)])
 def test_an_answer_stops_when_its_client_is_gone(*, is_stream: bool, leaves_after: int) -> None:
     service = Service((1, 2), is_stream=is_stream)  # it never ends
-    client = Client(service)
-    client.leaves_after = leaves_after
-    client.ask(b"a")
+    asked(service, b"a", leaves_after=leaves_after)
     assert service.stopped == 1
 
 
 @pytest.mark.parametrize(
-    ("origin", "method"),
-    [
-        (OTHER, "POST"),
-        ("null", "OPTIONS"),
-        (f"http://{OWN}.com", "POST"),
-    ],
+    ("origin", "method"), [(OTHER, "POST"), ("null", "OPTIONS"), (f"http://{OWN}.com", "POST")]
 )
 def test_pages_of_other_sites_may_not_use_the_model(origin: str, method: str) -> None:
     service = Service()
-    client = Client(service, method, origin=origin)
-    assert client.ask(b"") == 403
-    assert service.requests == []
-    assert b"access-control-allow-origin" not in client.headers
-    assert Client(service, origin=f"http://{OWN}").ask(b"") == 200
+    reply = asked(service, method=method, origin=origin)
+    assert (reply.status, service.requests) == (403, [])
+    assert "access-control-allow-origin" not in reply.headers
+    assert asked(service, origin=f"http://{OWN}").status == 200
 
 
 @pytest.mark.parametrize("allowed", ["*", "HTTP://EXAMPLE.com/"])
 def test_they_may_if_they_are_allowed(allowed: str) -> None:
-    for method, headers in {"POST": {}, "OPTIONS": PREFLIGHT}.items():
-        client = Client(Service(), method, origin=OTHER, **headers)
-        client.chat = Chat(Service(), [allowed])  # type: ignore[arg-type]
-        assert client.ask(b"a") == 200
-        assert client.headers[b"access-control-allow-origin"] in (OTHER.encode(), b"*")
+    assert asked(Service(), b"a", allowed=allowed, origin=OTHER).status == 200
+    reply = asked(Service(), method="OPTIONS", allowed=allowed, origin=OTHER, more=PREFLIGHT)
+    assert reply.status == 200
+    assert reply.headers["access-control-allow-origin"] in (OTHER, "*")
     # OpenAI's client for browsers has headers of its own.
-    assert b"authorization" in client.headers[b"access-control-allow-headers"]
+    assert "authorization" in reply.headers["access-control-allow-headers"]

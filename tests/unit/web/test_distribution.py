@@ -132,6 +132,9 @@ def test_a_blob(app: Any) -> None:
     assert answered.headers["content-length"] == str(len(WEIGHTS))
     assert answered.headers["location"] == blob()  # Ollama takes the address of parts from it
     assert (head.status, head.body, head.headers) == (200, b"", answered.headers)
+    tag = answered.headers["etag"]
+    again = ask(app, blob(), fields={"if-none-match": f'"x", W/{tag}'})
+    assert (again.status, again.body, again.headers["etag"]) == (304, b"", tag)
 
 
 @pytest.mark.parametrize(
@@ -167,13 +170,6 @@ def test_a_part_of_a_blob(app: Any) -> None:
     assert beyond.headers["content-range"] == f"bytes */{len(WEIGHTS)}"
     other = ask(app, blob(), fields={"range": "bytes=0-9", "if-range": '"another version"'})
     assert (other.status, other.body) == (200, WEIGHTS)
-
-
-@pytest.mark.parametrize("target", [blob(), f"{REPOSITORY}/manifests/int4"])
-def test_what_a_client_has_is_not_sent_again(app: Any, target: str) -> None:
-    tag = ask(app, target).headers["etag"]
-    answered = ask(app, target, fields={"if-none-match": f'"x", W/{tag}'})
-    assert (answered.status, answered.body, answered.headers["etag"]) == (304, b"", tag)
 
 
 def test_lists_come_in_pages() -> None:
@@ -245,7 +241,7 @@ def test_referrers_are_none(app: Any) -> None:
     assert answered.headers["oci-filters-applied"] == "artifactType"
 
 
-def test_changes_are_seen(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_changes_are_seen(store: Store) -> None:
     app = app_over(store)
     assert ask(app, blob()).body == WEIGHTS
     changed = fill(store, weights=b"new")
@@ -254,8 +250,6 @@ def test_changes_are_seen(store: Store, monkeypatch: pytest.MonkeyPatch) -> None
     fill(store, "other:x", b"new")  # it keeps the blob
     store.remove("tiny:int4")
     assert ask(app, f"{REPOSITORY}/manifests/int4").code == "MANIFEST_UNKNOWN"
-    monkeypatch.setattr("blobstore.web.distribution._FRESH_S", 1e-9)  # else two seconds
-    assert ask(app, blob(b"new")).code == "BLOB_UNKNOWN"
 
 
 def test_a_damaged_blob_is_not_sent(store: Store) -> None:
