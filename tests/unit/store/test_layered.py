@@ -120,17 +120,11 @@ def test_commands_over_a_lower_store(
     before = files_below(low / "blobs") | files_below(low / "manifests")
     again = cli("import", source, "b", *layers)
     assert (again["digest"], again["created"], made["created"] > 0) == (made["digest"], 0, True)
-    listed = cli("list", "--sort", "name", *layers)
-    assert {(item["name"], item["store"]) for item in listed} == {
-        ("a:latest", str(low)),
-        ("b:latest", str(up)),
-    }
-    assert cli("show", "b", *layers)["size"] == made["stored_bytes"]
+    stores = {item["name"]: item["store"] for item in cli("list", *layers)}
+    assert stores == {"a:latest": str(low), "b:latest": str(up)}
     cli("export", "b", tmp_path / "out", *layers)
-    assert cli("verify", *layers)["damaged"] == []
     assert "only read" in cli("rm", "a", *layers, code=2)
-    whole = cli("import", source, "c", "--copy-up", *layers)
-    assert whole["created"] > 0
+    assert cli("import", source, "c", "--copy-up", *layers)["created"] > 0
     assert cli("verify", "--store", up, "c")["damaged"] == []
     monkeypatch.setenv("BLOBSTORE_LOWER", f"{low}{os.pathsep}")
     assert len(cli("list", "--store", up)) == 3
@@ -140,16 +134,6 @@ def test_commands_over_a_lower_store(
 
 
 # Transfers
-
-
-def test_damage_is_not_copied(tmp_path: Path) -> None:
-    here, there = Store(tmp_path / "here"), Store(tmp_path / "there")
-    commit(here, "m", b"one", b"two")
-    (here.blobs.path / Digest.of(b"two").file_name).write_bytes(b"owt")
-    with pytest.raises(blobstore.errors.DigestMismatchError):
-        transfer(["m"], here, there)
-    assert there.manifests.names() == []
-    assert there.blobs.digests() == set()
 
 
 def test_a_transfer_that_fails_goes_on_where_it_stopped(tmp_path: Path) -> None:

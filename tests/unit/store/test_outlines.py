@@ -115,15 +115,6 @@ def test_an_outline_has_what_the_tensors_have(home: Store, blobs: list[Any]) -> 
     assert found_in(model, outlined=True) == found_in(model, outlined=False)
 
 
-def test_tensors_of_one_form_are_read_by_one(home: Store) -> None:
-    blobs = [blob_of([(f"t.{number}", "global", "own")], number) for number in range(50)]
-    model = model_of(home, blobs)
-    outline = ModelOutline.of(model, model.manifest.tensor_layers)
-    assert outline.names == [f"t.{number}" for number in range(50)]
-    assert len(set(outline.forms)) == 1
-    assert found_in(model, outlined=True) == found_in(model, outlined=False)
-
-
 @pytest.mark.parametrize(
     ("sound", "broken", "more"),
     [

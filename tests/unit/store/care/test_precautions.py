@@ -96,15 +96,13 @@ def test_more_than_half_is_too_many(store: Store, snapshot: Snapshot) -> None:
     is_refused(store, snapshot, "3 of the 4 models", "a:latest, b:latest, c:latest")
 
 
-@pytest.mark.parametrize("gone", ["a", "abcde"])
-def test_models_that_ollama_removed_are_no_alarm(store: Store, gone: str) -> None:
+def test_models_that_ollama_removed_are_no_alarm(store: Store) -> None:
     """It deletes the blobs that only they need with their manifests."""
-    fill(store, *"abcde")
-    for name in gone:
+    fill(store, *"ab")
+    for name in "ab":
         ollama_rm(store, name)
-    if gone == "abcde":
-        blob_path(store, b"shared").unlink()
-    assert [str(name) for name in prune_all(store).forgotten] == [f"{name}:latest" for name in gone]
+    blob_path(store, b"shared").unlink()
+    assert [str(name) for name in prune_all(store).forgotten] == ["a:latest", "b:latest"]
     assert prune_all(store).forgotten == ()
 
 
@@ -167,10 +165,3 @@ def test_rm_spares_what_a_lost_model_needs(store: Store) -> None:
     commit_model(store, "c", b"shared")
     removal = store.remove("c")  # it is no lost model that Ollama removed
     assert (len(removal.removed), removal.reason) == (1, None)
-
-
-def test_a_broken_copy_names_nothing(store: Store) -> None:
-    fill(store, *"abc")
-    manifest_path(store, "a").unlink()
-    next(store.root.glob(".blobstore/copies/*/*/a/latest/*")).write_bytes(b"{")
-    assert [str(name) for name in prune_all(store).forgotten] == ["a:latest"]

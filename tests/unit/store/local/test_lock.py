@@ -15,7 +15,7 @@ from support.stores import commit_model, process
 
 from blobstore.errors import BusyError, StorageError
 from blobstore.store.local.locks import StoreLock
-from blobstore.store.local.store import Store, open_store
+from blobstore.store.local.store import Store, open_store, pack
 
 HOLD = """
 import os, sys
@@ -127,10 +127,11 @@ def test_it_is_flock_so_that_other_programs_can_take_it(store: Store) -> None:
         commit_model(store, "n", b"two")
 
 
-@pytest.mark.parametrize("name", ["", "tmp", "copies", "lock"])
+@pytest.mark.parametrize("name", ["", "tmp", "copies", "lock", "packed", "packed/blobs"])
 def test_nothing_is_written_through_a_link(store: Store, tmp_path: Path, name: str) -> None:
     (elsewhere := tmp_path / "elsewhere").mkdir()
     commit_model(store, "m", b"one")
+    pack(store, "m")
     link = store.root / ".blobstore" / name
     if link.exists():
         link.rename(tmp_path / "aside")

@@ -26,7 +26,7 @@ from blobstore.errors import (
     StorageError,
 )
 from blobstore.inspection.listing import list_models
-from blobstore.io.durable import make_folder, read_own
+from blobstore.io.durable import read_own
 from blobstore.io.ranges import real_path
 from blobstore.names import ModelName
 from blobstore.store.care.prune import prune
@@ -140,15 +140,6 @@ def test_what_is_nested_breaks_nothing(store: Store, tmp_path: Path, places: lis
             prune(store)
     finally:
         subprocess.run(["rm", "-r", store.root], check=True)  # pytest can't
-
-
-def test_folders_are_made_without_recursion(tmp_path: Path) -> None:
-    path = tmp_path / "/".join("d" * DEEP)
-    try:
-        make_folder(path, durable=False)
-        assert path.is_dir()
-    finally:
-        subprocess.run(["rm", "-r", tmp_path / "d"], check=True)  # pytest can't
 
 
 def test_a_long_chain_of_links_is_an_error(tmp_path: Path) -> None:

@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 from support.clock import Clock
-from support.stores import blob_path, commit_model, descriptor, manifest_path, meanwhile
+from support.stores import blob_path, commit_model, descriptor, meanwhile
 
-from blobstore.errors import BusyError, StorageError, UsageError
+from blobstore.errors import BusyError, UsageError
 from blobstore.formats.documents import Manifest
 from blobstore.store.local.store import Store, open_store
 
@@ -76,30 +76,6 @@ def test_a_model_that_is_made_while_another_is_moved_to_its_name_stays(
     with pytest.raises(UsageError, match="n:latest already"):
         store.move("m", "n")
     assert sizes(store) == {"m:latest": len(b"one"), "n:latest": len(b"other")}
-
-
-def test_a_move_whose_old_manifest_can_not_be_read_any_more_is_an_error(
-    store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    commit_model(store, "m", b"one")
-    manifest = manifest_path(store, "m")
-
-    def make_a_folder_of_it() -> None:
-        manifest.unlink()
-        manifest.mkdir()
-
-    in_mid_commit(monkeypatch, store, make_a_folder_of_it)
-    with pytest.raises(StorageError, match="regular file"):
-        store.move("m", "n")
-    assert sizes(store) == {"n:latest": 3}
-
-
-def test_a_move_waits_for_nobody_when_it_is_done(store: Store) -> None:
-    """However long others are waited for: what is left to do is to remove empty folders."""
-    commit_model(store, "m", b"one")
-    with store.session():
-        open_store(store.root, wait_s=3600).move("m", "n")
-    assert sizes(store) == {"n:latest": 3}
 
 
 @pytest.mark.parametrize(

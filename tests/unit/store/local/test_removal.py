@@ -5,7 +5,6 @@ It says what it kept. Between names that differ in case: test_case.py.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -25,15 +24,6 @@ def blobs(store: Store) -> set[bytes]:
 
 def names(store: Store) -> list[str]:
     return [str(name) for name, _ in store.models()]
-
-
-def test_cp_keeps_the_bytes_of_a_manifest_that_others_wrote(store: Store) -> None:
-    layers = [layer_by_hand(store, "x", b"x")]
-    raw = json.dumps({"layers": layers, "annotations": {"é": 1}, "schemaVersion": 2}, indent=1)
-    manifest_path(store, "m").parent.mkdir(parents=True)
-    manifest_path(store, "m").write_text(raw)
-    store.copy("m", "n")
-    assert manifest_path(store, "n").read_text() == raw
 
 
 def test_cp_replaces_another_model_only_if_asked(store: Store) -> None:

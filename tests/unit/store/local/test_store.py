@@ -60,12 +60,6 @@ def test_reading_creates_nothing(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_the_default_root_is_ollamas(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("HOME", str(tmp_path))
-    assert open_store().root == tmp_path / ".ollama" / "models"
-    assert open_store("~/elsewhere").root == tmp_path / "elsewhere"
-
-
 def test_an_ingest_that_fails_leaves_nothing(store: Store, snapshot: Snapshot) -> None:
     commit_model(store, "old", b"one")
     before = snapshot(store)
