@@ -10,7 +10,7 @@ from unittest import mock
 
 import pytest
 from hypothesis import given, settings, strategies as st
-from support.pieces import Putter, cut, writing
+from support.pieces import cut, put_all, writing
 
 from blobstore.io import durable as files
 from blobstore.io.durable import PAGE
@@ -54,10 +54,9 @@ def test_bytes_and_digest(
         mock.patch.object(files, "DIRECT_FROM", direct_from),
         writing(folder, size) as (blob_writer, made),
     ):
-        putter = Putter(blob_writer)
-        putter.put_all(pieces, threads)
+        given_back = put_all(blob_writer, pieces, threads)
     (blob,) = made
-    assert sorted(putter.given_back) == offsets
+    assert sorted(given_back) == offsets
     assert blob.digest.hex == hashlib.sha256(data).hexdigest()
     assert blob.path.read_bytes() == data
     shutil.rmtree(folder)

@@ -20,7 +20,6 @@ from blobstore.names import Digest, ModelName
 from blobstore.store.care.verify import verify
 from blobstore.store.layered import LayeredStore
 from blobstore.store.local.store import Store
-from blobstore.store.memory import MemoryStore
 from blobstore.store.ports import How
 from blobstore.store.transfer import transfer
 from blobstore.testing.blobs import blobs_of, commit
@@ -152,15 +151,6 @@ def test_a_transfer_that_fails_goes_on_where_it_stopped(tmp_path: Path) -> None:
     assert list((there.root / ".blobstore" / "tmp").iterdir()) == []
 
 
-def test_names_that_would_be_one_are_refused_before_anything_is_written(tmp_path: Path) -> None:
-    here, there = Store(tmp_path / "here"), Store(tmp_path / "there")
-    commit(here, "m", b"one")
-    commit(here, "n", b"two")
-    with pytest.raises(UsageError, match="one name"):
-        transfer({"m": "q", "n": "Q"}, here, there)
-    assert there.manifests.names() == []
-
-
 @pytest.mark.parametrize("mode", [0o664, 0o000])
 def test_a_file_that_others_may_write_is_not_linked(tmp_path: Path, mode: int) -> None:
     here, there = Store(tmp_path / "here"), Store(tmp_path / "there")
@@ -200,20 +190,6 @@ def test_second_and_new_names_over_a_lower_store(lower: Store, upper: Store) -> 
     assert " ".join(map(str, layers.manifests.names())) == "m:latest mine:latest n:latest"
     assert blobs_of(layers, "mine") == [b"one", b"three"]
     assert upper.blobs.digests() == {Digest.of(b"three").hex}
-
-
-def test_an_import_into_memory_is_the_same_model(tmp_path: Path) -> None:
-    source, local, memory = (
-        write_checkpoint(tmp_path / "tiny"),
-        Store(tmp_path / "s"),
-        MemoryStore(),
-    )
-    for home in (local, memory):
-        blobstore.import_model(source, "m", store=home, quant="int4")
-    assert memory.manifests.text(M) == local.manifests.text(M)
-    assert memory.blobs.digests() == local.blobs.digests()
-    with blobstore.open_model("m", store=memory, verify=True) as model:
-        assert model.config.file_type == "int4"
 
 
 def test_headers_of_models_that_lie_below_are_read_at_once(lower: Store, upper: Store) -> None:

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
 from support.stores import blob_path, commit_model, layer_by_hand, manifest_path
 
-from blobstore.errors import NotFoundError
 from blobstore.store.care.prune import prune
 from blobstore.store.care.usage import measure_usage
 from blobstore.store.local.store import Store
@@ -56,10 +54,3 @@ def test_a_broken_model_is_shown_and_nothing_is_called_reclaimable_then(store: S
     usage = measure_usage(store)
     assert [model.error is None for model in usage.models] == [True, False]
     assert (usage.nbytes, usage.reclaimable) == (6, 0)
-
-
-def test_an_absent_store_and_an_absent_model(store: Store) -> None:
-    assert measure_usage(store).models == ()
-    assert not store.root.exists()
-    with pytest.raises(NotFoundError):
-        measure_usage(store, ["m"])

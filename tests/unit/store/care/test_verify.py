@@ -6,7 +6,6 @@ What is only odd is no damage.
 from __future__ import annotations
 
 import errno
-import json
 import os
 import re
 from collections.abc import Callable
@@ -19,15 +18,13 @@ from support.checkpoints import normal, safetensors_bytes, write_checkpoint
 from support.stores import (
     blob_path,
     commit_model,
-    layer_by_hand,
     link_by_hand,
     manifest_path,
     stored_arrays,
 )
 
 import blobstore
-from blobstore.errors import NotFoundError, StorageError, UsageError
-from blobstore.importer.repair import repair_model
+from blobstore.errors import StorageError, UsageError
 from blobstore.names import ModelName
 from blobstore.store.care.verify import Sample, VerifyResult, verify
 from blobstore.store.local.store import Store
@@ -50,14 +47,6 @@ def only(result: VerifyResult) -> tuple[str, list[str], list[str]]:
     assert result.broken == ()
     (blob,) = result.damaged
     return blob.reason, [str(name) for name in blob.models], list(blob.tensors)
-
-
-def test_an_empty_store_is_sound_and_an_absent_one_is_an_error(store: Store) -> None:
-    with pytest.raises(NotFoundError, match="no store"):
-        verify(store)
-    assert not store.root.exists()
-    store.root.mkdir()
-    assert verify(store).is_sound
 
 
 # Damage
@@ -147,24 +136,6 @@ def test_a_type_that_metadata_do_not_name_is_odd(
     assert only(verify(store))[0] == MISMATCH
 
 
-def test_documents_that_are_read_here_and_are_none(store: Store) -> None:
-    def document(name: str, kind: str, data: bytes) -> dict[str, Any]:
-        return layer_by_hand(store, name, data) | {"mediaType": f"application/vnd.{kind}+json"}
-
-    config = document("", "docker.container.image.v1", b'{"model_format":1}')
-    layers = [
-        layer_by_hand(store, name, data) | {"mediaType": "application/vnd.ollama.image.json"}
-        for name, data in (("config.json", b"[]"), ("other.json", b"NaN"))
-    ]
-    path = manifest_path(store, "m")
-    path.parent.mkdir(parents=True)
-    path.write_text(json.dumps({"schemaVersion": 2, "config": config, "layers": layers}))
-    for quick in (False, True):
-        reasons = {blob.reason for blob in verify(store, quick=quick).damaged}
-        assert len(reasons) == 2
-        assert any("config.json is not a JSON object" in reason for reason in reasons)
-
-
 @pytest.mark.parametrize(
     ("change", "says"),
     [
@@ -219,17 +190,6 @@ def test_odd_files_are_shown_and_no_damage(store: Store, tmp_path: Path) -> None
     assert found.keys() == odd.keys()
     assert [path for path, reason in odd.items() if reason not in found[path]] == []
     assert verify(store, ["m"]).odd == ()
-
-
-def test_a_manifest_that_is_lost_is_shown_and_no_damage(model: Store, tmp_path: Path) -> None:
-    model.remove("n")
-    manifest_path(model, "m").unlink()
-    result = verify(model)
-    (odd,) = result.odd
-    assert (result.is_sound, odd.path.parts[-2:]) == (True, ("m", "latest"))
-    assert "repair restores it" in odd.reason
-    assert repair_model("m", tmp_path / "s", store=model).manifest_restored
-    assert verify(model).odd == ()
 
 
 # Samples

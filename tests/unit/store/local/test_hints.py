@@ -55,15 +55,6 @@ def test_foreign_bytes_are_passed_over(tmp_path: Path, foreign: bytes) -> None:
     assert HintFile(path).read() == {KEYS[0]: "first", KEYS[1]: "second"}
 
 
-def test_a_file_does_not_grow_for_ever(tmp_path: Path) -> None:
-    path = tmp_path / "file"
-    HintFile(path).add([(KEYS[0], "old"), (KEYS[0], "first")])
-    os.truncate(path, 65 * 2**20)  # more than half of what is read
-    HintFile(path).add([(KEYS[1], "second")])
-    assert HintFile(path).read() == {KEYS[0]: "first", KEYS[1]: "second"}
-    assert path.stat().st_size < 1000
-
-
 def test_two_add_at_once(tmp_path: Path) -> None:
     path = tmp_path / "file"
 

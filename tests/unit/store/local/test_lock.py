@@ -18,12 +18,10 @@ from blobstore.store.local.locks import StoreLock
 from blobstore.store.local.store import Store, open_store, pack
 
 HOLD = """
-import os, sys
+import sys
 from pathlib import Path
 from blobstore.store.local.locks import StoreLock
-with getattr(StoreLock(Path(sys.argv[1])), sys.argv[2])():
-    if len(sys.argv) == 4 and os.fork():
-        os._exit(0)  # the child has the lock, and the kernel's list the number of a dead process
+with StoreLock(Path(sys.argv[1])).shared():
     print("ready", flush=True)
     sys.stdin.read()
 """
@@ -65,32 +63,19 @@ def test_sharers_share_and_one_excludes(path: Path, held: str, wanted: str, free
         pass
 
 
-def test_death_frees_the_lock(path: Path) -> None:
-    with process(HOLD, path, "exclusive") as child:
-        busy(path)
-        child.kill()
-        child.wait()
-        with StoreLock(path).exclusive(0):
-            pass
-
-
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux says who holds a lock")
 def test_those_who_live_are_named(path: Path) -> None:
-    with process(HOLD, path, "shared") as one, process(HOLD, path, "shared") as two:
+    """Death frees a lock."""
+    with process(HOLD, path) as one, process(HOLD, path) as two:
         one.kill()
         one.wait()
         message = busy(path).message
         assert f"process {one.pid}" not in message
         assert f"process {two.pid}" in message
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="only Linux says who holds a lock")
-def test_a_lock_that_a_child_inherited_names_nobody_who_is_gone(path: Path) -> None:
-    with process(HOLD, path, "shared", "forks") as gone:
-        gone.wait()
-        assert "another process" in busy(path).message
-        assert gone.stdin is not None
-        gone.stdin.close()
+        two.kill()
+        two.wait()
+        with StoreLock(path).exclusive(0):
+            pass
 
 
 @pytest.mark.parametrize("goes_at", [2, None])

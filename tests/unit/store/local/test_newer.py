@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.newer import PLACE, linked, list_of, manifest_of, reference, written
+from support.newer import PLACE, linked, list_of, manifest_of, reference
 from support.stores import blob_path, commit_model, layer_by_hand
 
 from blobstore.errors import BlobStoreError, NotFoundError
@@ -37,12 +37,6 @@ def list_within_a_list(store: Store) -> Document:
     return list_of(list_of(reference(store, manifest(store))))
 
 
-def image_index(store: Store) -> Document:
-    found = {"mediaType": "m", "digest": written(store, manifest(store)), "size": 1}
-    kind = "application/vnd.oci.image.index.v1+json"
-    return {"schemaVersion": 2, "mediaType": kind, "manifests": [found]}
-
-
 def copied_without_blob(path: Path) -> None:
     blob = path.resolve()
     path.unlink()
@@ -55,7 +49,6 @@ def copied_without_blob(path: Path) -> None:
         (manifest, Path.lstat),
         (list_of_manifests, Path.lstat),
         (list_within_a_list, Path.lstat),
-        (image_index, Path.lstat),
         (manifest, copied_without_blob),
     ],
 )
@@ -99,19 +92,8 @@ def link_to_another_store(store: Store) -> None:
     path.symlink_to(outside)
 
 
-def linked_folder(store: Store) -> None:
-    folder = linked(store, manifest(store)).parent
-    folder.symlink_to(folder.rename(store.root.parent / "outside"))
-
-
 def damaged_blob(store: Store) -> None:
     linked(store, manifest(store)).resolve().write_text(json.dumps(manifest_of(store, b"three")))
-
-
-def damaged_child(store: Store) -> None:
-    child = reference(store, manifest(store))
-    linked(store, list_of(child))
-    (store.root / "blobs" / child["digest"].replace(":", "-")).write_bytes(b"{}")
 
 
 def another_depth(store: Store) -> None:
@@ -130,12 +112,9 @@ def text(raw: str) -> Callable[[Store], object]:
 DAMAGES = [
     dangling_link,
     link_to_another_store,
-    linked_folder,
     damaged_blob,
-    damaged_child,
     another_depth,
     text("{"),
-    text('{"schemaVersion": 2}'),
     text('{"schemaVersion": 2, "manifests": [{"digest": "sha256:../../x"}]}'),
 ]
 

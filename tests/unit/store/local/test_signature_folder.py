@@ -35,23 +35,6 @@ def aged(*paths: Path) -> None:
         os.utime(path, (time.time() - 2 * DAY_S,) * 2)
 
 
-def test_it_is_durable_before_it_is_visible(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    digest = signed(store)
-    done: list[str] = []
-    rename = os.rename
-
-    def renamed(source: Path, target: Path) -> None:
-        done.append("rename")
-        rename(source, target)
-
-    monkeypatch.setattr(os, "fsync", lambda _fd: done.append("sync"))
-    monkeypatch.setattr(os, "rename", renamed)
-    store.signatures.add(M, digest, [Signature.of(b"three", b"\x03")])
-    assert done == ["sync", "rename", "sync"]  # the file, and its name
-    store.signatures.add(M, digest, [ONE])
-    assert len(done) == 3
-
-
 def test_a_damaged_file_is_an_error(store: Store) -> None:
     digest = signed(store)
     path = min(folder_of(store, digest).iterdir())

@@ -42,16 +42,6 @@ def test_a_model_lies_in_ollamas_folders_and_everything_else_in_ours(store: Stor
     }
 
 
-def test_the_manifest_is_one_line_in_ollamas_key_order(store: Store) -> None:
-    commit_model(store, "m", b"one")
-    assert manifest_path(store, "m").read_text() == (
-        '{"schemaVersion":2,"mediaType":"application/vnd.docker.distribution.manifest.v2+json",'
-        '"layers":[{"mediaType":"application/vnd.ollama.image.tensor","digest":"sha256:'
-        '7692c3ad3540bb803c020b3aee66cd8887123234ea0c6e7143c0add73ff431ed","size":3,'
-        '"name":"layer0"}]}\n'
-    )
-
-
 def test_reading_creates_nothing(tmp_path: Path) -> None:
     store = open_store(tmp_path / "none")
     assert names(store) == []
