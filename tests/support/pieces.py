@@ -72,8 +72,14 @@ def put_all(writer: BlobWriter, pieces: list[Piece], threads: int) -> list[int]:
             buffer[:] = b"\xee" * len(buffer)
             given_back.append(piece.offset)
 
-        options = {"extra": piece.asides, "gap": piece.gap, "aligned": piece.aligned}
-        writer.put(piece.offset, buffer, hashed=give_back, **options)
+        writer.put(
+            piece.offset,
+            buffer,
+            extra=piece.asides,
+            gap=piece.gap,
+            aligned=piece.aligned,
+            hashed=give_back,
+        )
 
     with ThreadPoolExecutor(threads) as pool:
         list(pool.map(put, pieces))
