@@ -65,8 +65,8 @@ def mlx_affine(bits: int, group_size: int, dtype: Any = BF16) -> Kind:
         scales, biases = ((generator.standard_normal(groups) * 0.1).astype(dtype) for _ in range(2))
         # With float32 scales MLX computes in float32; rounding the result to another dtype is the
         # reader's business.
-        wide = [mx.array(array.astype(np.float32)) for array in (scales, biases)]
-        values = mx.dequantize(mx.array(words), *wide, mode="affine", stream=mx.cpu, **how)
+        wide, shift = (mx.array(array.astype(np.float32)) for array in (scales, biases))
+        values = mx.dequantize(mx.array(words), wide, shift, mode="affine", stream=mx.cpu, **how)
         tensors = {f"{base}.weight": words, f"{base}.scales": scales, f"{base}.biases": biases}
         arrays = {"": words, ".scale": scales, ".bias": biases}
         return Stored(f"{base}.weight", tensors, np.array(values), f"int{bits}", group_size, arrays)
