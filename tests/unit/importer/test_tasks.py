@@ -5,23 +5,17 @@ A file with a declared digest is read whole by each task that needs it.
 
 from __future__ import annotations
 
-import itertools
 import json
 import random
 from collections import Counter
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from support.checkpoints import normal, safetensors_bytes
-from support.inventories import inventory, source_tensor
 from support.many import sharded_checkpoint
 from support.streaming import SMALL, streamed
 
 from blobstore.errors import CorruptDataError
-from blobstore.importer.options import ImportOptions
-from blobstore.importer.outputs import ImportPlan
-from blobstore.importer.plan import make_plan
 from blobstore.importer.planfile import write_plan
 from blobstore.importer.run import import_model, plan_import
 from blobstore.importer.worker import Task, commit_plan, shard_of, tasks_of, work_on_plan
@@ -61,43 +55,6 @@ def test_each_blob_is_in_one_task_and_files_stay_whole_while_there_are_enough(
         assert [task for shard in shards for task in shard] == list(whole)
         owners = {(task.file, index) for index, shard in enumerate(shards) for task in shard}
         assert len(owners) == 5 or count > 5
-
-
-def declared_plan(shares: list[list[int]], nbytes: int) -> ImportPlan:
-    """Return the plan of a group of experts a layer, with so many of them in each file.
-
-    The files have ``nbytes`` and a declared digest each.
-    """
-    places: dict[str, int] = {}
-    for layer, share in enumerate(shares):
-        names = (f"model.layers.{layer}.mlp.experts.{n}.up_proj.weight" for n in itertools.count())
-        places |= {next(names): file for file, experts in enumerate(share) for _ in range(experts)}
-    found = inventory(source_tensor(name, 2, 64) for name in places)
-    files = tuple(
-        replace(found.files[0], path=f"/{number}", size=nbytes, declared=Digest.of(b""))
-        for number in range(4)
-    )
-    tensors = {
-        name: replace(tensor, file=files[places[name]]) for name, tensor in found.tensors.items()
-    }
-    return make_plan(replace(found, files=files, tensors=tensors), ImportOptions.parse())
-
-
-@pytest.mark.parametrize("nbytes", [4096, 2**30])
-def test_all_blobs_of_a_file_with_a_declared_digest_are_in_one_task(nbytes: int) -> None:
-    generator = random.Random(17)
-    for layers in (1, 2, 3, 3, 3):
-        shares = [[generator.choice((0, 1, 3)) for _ in range(4)] for _ in range(layers)]
-        plan = declared_plan([[1, 0, 0, 0], *shares], nbytes)
-        tasks = [{blob.name for blob in task.blobs} for task in tasks_of(plan)]
-        assert sum(map(len, tasks)) == len(plan.blobs)
-        of_one_file: dict[str, set[str]] = {}
-        for blob in plan.blobs:
-            paths = {part.file.path for part in blob.parts}
-            if len(paths) == 1:
-                of_one_file.setdefault(paths.pop(), set()).add(blob.name)
-        for names in of_one_file.values():
-            assert sum(not names.isdisjoint(task) for task in tasks) == 1
 
 
 def test_a_file_is_read_once_by_all_workers(tmp_path: Path) -> None:

@@ -61,23 +61,17 @@ def test_companions_of_codes_are_stored_and_when_quantized_again_applied(tmp_pat
 @pytest.mark.parametrize(
     ("names", "config", "count"),
     [
-        (["mtp.fc.weight", "mtp.layers.0.x.weight", "model.mtp.x.weight", "nomtp.x.weight"], {}, 3),
-        (
-            ["model.layers.1.x.weight", "model.layers.2.eh_proj.weight", "model.layers.10.x"],
-            {"num_hidden_layers": 2},
-            2,
-        ),
-        (["model.language_model.layers.2.x.weight"], {"text_config": {"num_hidden_layers": 2}}, 1),
-        (["model.visual.layers.2.x.weight"], {"num_hidden_layers": 2}, 0),
-        (["model.layers.2.x.weight"], {"num_hidden_layers": "2"}, 0),
+        (["mtp.fc", "mtp.layers.0.x", "model.mtp.x", "nomtp.x"], {}, 3),
+        (["layers.1.x", "layers.2.eh_proj", "layers.10.x"], {"num_hidden_layers": 2}, 2),
+        (["model.language_model.layers.2.x"], {"text_config": {"num_hidden_layers": 2}}, 1),
+        (["model.visual.layers.2.x"], {"num_hidden_layers": 2}, 0),
     ],
 )
 def test_heads_for_more_tokens_are_counted(
     tmp_path: Path, names: list[str], config: dict[str, Any], count: int
 ) -> None:
-    found = coverage(tmp_path, {name: normal(name, 4, 64) for name in names}, config)
-    assert found.heads == ({MTP_HEADS: count} if count else {})
-    assert found.tensors.stored == len(names)
+    tensors = {f"{name}.weight": normal(name, 4, 64) for name in names}
+    assert coverage(tmp_path, tensors, config).heads == ({MTP_HEADS: count} if count else {})
 
 
 def test_a_draft_models_tensors_are_counted(tmp_path: Path) -> None:
