@@ -1,27 +1,32 @@
-"""The general policy: a tensor's type by its name and shape.
+"""The general policy: a tensor's type by its name and shape, and by what config.json says of it.
 
 What it decides in Ollama's profile is also compared with Ollama's (oracle/test_ollama_records.py).
 """
 
 from __future__ import annotations
 
+import json
+from typing import Any
+
 import pytest
 from support import QUANT_TYPES
 
+from blobstore.formats.checkpoint import SourceConfig
 from blobstore.formats.quant import QuantType
 from blobstore.importer.options import ImportOptions
-from blobstore.importer.policy import Policy
+from blobstore.importer.policy import Policy, policy_for
 
-ATTENTION = "model.layers.0.self_attn."
-MLP = "model.layers.0.mlp."
-UP = f"{MLP}up_proj.weight"
+LAYER = "model.layers.0"
+MLP = f"{LAYER}.mlp"
+UP, DOWN, HEAD = f"{MLP}.up_proj.weight", f"{MLP}.down_proj.weight", "lm_head.weight"
+TABLE = (640, 128)
 EIGHT_BIT = {"int4": "int8", "int8": "int8", "nvfp4": "mxfp8", "mxfp4": "mxfp8", "mxfp8": "mxfp8"}
 GROUPS = {"int4": 32, "int8": 64, "nvfp4": 16, "mxfp4": 32, "mxfp8": 32}
-ORDINARY = (f"{ATTENTION}q_proj.weight", UP, f"{MLP}experts.3.up_proj.weight")
-SENSITIVE = (f"{ATTENTION}v_proj.weight", f"{MLP}shared_expert.down_proj.weight", "lm_head.weight")
+ORDINARY = (f"{LAYER}.self_attn.q_proj.weight", UP, f"{MLP}.experts.3.up_proj.weight")
+SENSITIVE = (f"{LAYER}.self_attn.v_proj.weight", f"{MLP}.shared_expert.down_proj.weight", HEAD)
 SENSITIVE_EXPERTS = (
-    f"{MLP}experts.0.down_proj.weight",
-    f"{MLP}switch_mlp.down_proj.weight",
+    f"{MLP}.experts.0.down_proj.weight",
+    f"{MLP}.switch_mlp.down_proj.weight",
     "backbone.layers.0.mixer.shared_experts.down_proj.weight",
 )
 KEPT = (
@@ -31,35 +36,62 @@ KEPT = (
     "model.audio_tower.layers.0.ffw.weight",
     "model.vision_tower.layers.0.self_attn.v_proj.weight",
     "model.visual.blocks.0.attn.qkv.weight",
-    f"{MLP}gate.weight",
-    f"{MLP}shared_expert_gate.weight",
-    "model.layers.0.router.proj.weight",
-    f"{MLP}experts.3.up_proj.bias",
-    f"{ATTENTION}q_proj",
+    f"{MLP}.gate.weight",
+    f"{MLP}.shared_expert_gate.weight",
+    f"{LAYER}.router.proj.weight",
+    f"{MLP}.experts.3.up_proj.bias",
+    f"{LAYER}.self_attn.q_proj",
+)
+ROUTING_GATES = (
+    f"{LAYER}.block_sparse_moe.gate.weight",  # mixtral, phimoe, minimax
+    f"{LAYER}.block_sparse_moe.router.layer.weight",  # granitemoe
+    f"{LAYER}.feed_forward.router.weight",  # llama4, jamba
+    f"{MLP}.gate.wg.weight",  # hunyuan
+    f"{MLP}.router.classifier.weight",  # longcat
+)
+STACKS = (
+    f"{LAYER}.block_sparse_moe.input_linear.weight",  # granitemoe
+    f"{MLP}.input_linear.weight",  # jetmoe
+    f"{LAYER}.moe.gate_proj.weight",  # step3p5
+    f"{LAYER}.block_sparse_moe.switch_mlp.up_proj.weight",  # mlx-lm's mixtral, phimoe, minimax
+)
+TABLES = (
+    "transformer.wpe.weight",
+    "shared.weight",  # T5
+    "transformer.word_embeddings.weight",  # Falcon
+    "model.tok_embeddings.weight",  # InternLM2
 )
 
 
-def policy_of(asked: str, profile: str = "default", group_size: int | None = None) -> Policy:
-    options = ImportOptions.parse(quant=asked, profile=profile, group_size=group_size)
-    return Policy(QuantType.parse(asked), options)
+def policy_of(asked: str, config: dict[str, Any], **options: Any) -> Policy:
+    source = SourceConfig.parse(json.dumps(config).encode())
+    return policy_for(source, QuantType.parse(asked), ImportOptions.parse(quant=asked, **options))
 
 
-def decision(policy: Policy, name: str, shape: tuple[int, ...] = (128, 128)) -> str | None:
+def type_of(
+    name: str,
+    shape: tuple[int, ...] = (128, 128),
+    asked: str = "int4",
+    profile: str = "default",
+    group_size: int | None = None,
+    **config: Any,
+) -> str | None:
+    """Return the type and group size that a tensor gets in a checkpoint of that config.json."""
+    policy = policy_of(asked, config, profile=profile, group_size=group_size)
     quantization = policy.quantization(name, shape)
     return None if quantization is None else str(quantization)
 
 
 @pytest.mark.parametrize("asked", QUANT_TYPES)
 def test_a_tensors_type_by_its_name(asked: str) -> None:
-    policy, eight = policy_of(asked), EIGHT_BIT[asked]
-    experts = "int8" if asked == "int4" else asked
+    eight, experts = EIGHT_BIT[asked], "int8" if asked == "int4" else asked
     wanted = {
         **dict.fromkeys(ORDINARY, f"{asked}/{GROUPS[asked]}"),
         **dict.fromkeys(SENSITIVE, f"{eight}/{GROUPS[eight]}"),
         **dict.fromkeys(SENSITIVE_EXPERTS, f"{experts}/{GROUPS[experts]}"),
         **dict.fromkeys(KEPT, None),
     }
-    assert {name: decision(policy, name) for name in wanted} == wanted
+    assert {name: type_of(name, asked=asked) for name in wanted} == wanted
 
 
 @pytest.mark.parametrize(
@@ -76,34 +108,82 @@ def test_rows_must_be_whole_groups_of_the_type_or_of_eight_bits(
     asked: str, profile: str, cols: int, up: str | None, down: str | None, head: str | None
 ) -> None:
     """A head has eight bits or is kept; other sensitive weights have the asked type then."""
-    policy = policy_of(asked, profile)
-    names = (UP, f"{MLP}down_proj.weight", "lm_head.weight")
-    assert [decision(policy, name, (256, cols)) for name in names] == [up, down, head]
+    found = [type_of(name, (256, cols), asked, profile) for name in (UP, DOWN, HEAD)]
+    assert found == [up, down, head]
 
 
 def test_a_given_group_size_is_that_of_the_asked_type_only() -> None:
-    policy = policy_of("int4", group_size=128)
-    assert decision(policy, UP) == "int4/128"
-    assert decision(policy, "lm_head.weight") == "int8/64"
-    assert decision(policy, f"{MLP}down_proj.weight", (256, 64)) is None
-    ollama = policy_of("int4", "ollama", group_size=32)
-    assert decision(ollama, UP, (128, 64)) == "int4/32"
+    assert type_of(UP, group_size=128) == "int4/128"
+    assert type_of(HEAD, group_size=128) == "int8/64"
+    assert type_of(DOWN, (256, 64), group_size=128) is None
+    assert type_of(UP, profile="ollama", group_size=32) == "int4/32"
+
+
+def test_stacks_of_experts_are_known_by_name_but_to_ollama() -> None:
+    assert {type_of(name, (4, 64, 128)) for name in STACKS} == {"int4/32"}
+    assert {type_of(name, (4, 64, 128), profile="ollama") for name in STACKS} == {None}
+    # What is an expert by its name is not tested for the words of norms and embeddings.
+    assert type_of(f"{MLP}.experts.norm_proj.weight", (4, 64, 64)) == "int4/32"
+
+
+def test_a_stack_of_as_many_matrices_as_there_are_experts() -> None:
+    name, shape = f"{LAYER}.ffn.bank.weight", (6, 64, 128)
+    assert type_of(name, shape) is None
+    for key in ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts"):
+        count: dict[str, Any] = {key: 6}
+        assert type_of(name, shape, **count) == type_of(name, shape, text_config=count) == "int4/32"
+    assert type_of(f"{LAYER}.mixer.conv1d.weight", shape, num_experts=6) is None
+
+
+def test_routing_gates_have_a_row_for_each_expert() -> None:
+    for name in ROUTING_GATES:
+        assert type_of(name, (32, 128), num_local_experts=32) is None
+        assert type_of(name, (64, 128), num_local_experts=32) == "int4/32"
+
+
+def test_tables_of_tokens_and_positions_are_kept() -> None:
+    assert {type_of(name, TABLE) for name in TABLES} == {None}
+    for config in ({"vocab_size": 640}, {"text_config": {"n_positions": 640}}):
+        assert type_of("model.table.weight", TABLE, **config) is None
+    assert type_of(UP, TABLE, max_position_embeddings=640) == "int4/32"  # inside a layer
+    assert type_of(HEAD, TABLE, vocab_size=640) == "int8/64"
+    assert type_of("output.weight", TABLE, vocab_size=640) == "int4/32"
+
+
+def test_a_projection_to_the_hidden_size_is_not_a_table_of_positions() -> None:
+    llama2: dict[str, Any] = {"hidden_size": 4096, "max_position_embeddings": 4096}
+    assert type_of("multi_modal_projector.linear_2.weight", (4096, 8192), **llama2) == "int4/32"
+    assert type_of("model.places.weight", (4096, 512), **llama2 | {"hidden_size": 512}) is None
 
 
 @pytest.mark.parametrize(
-    ("name", "shape", "wanted"),
+    ("config", "given"),
     [
-        (UP, (1, 1023), False),
-        (UP, (1, 1024), True),
-        (UP, (4096,), False),
-        (UP, (4, 64, 64), False),
-        (f"{MLP}switch_mlp.up_proj.weight", (4, 64, 64), True),
-        (f"{MLP}experts.gate_up_proj", (1, 4, 64, 64), False),
-        # What is an expert by its name is not tested for the words of norms and embeddings.
-        (f"{MLP}experts.norm_proj.weight", (4, 64, 64), True),
+        ({"model_type": "bailing_moe", "norm_head": True}, None),
+        ({"model_type": "bailing_moe", "norm_head": False}, "int8/64"),
+        ({"model_type": "baichuan_m1"}, None),
     ],
 )
-def test_large_matrices_and_stacks_of_experts_are_wanted(
-    name: str, shape: tuple[int, ...], *, wanted: bool
-) -> None:
-    assert policy_of("int4").wants(name, shape) == wanted
+def test_a_head_that_mlx_lm_normalises_is_kept(config: dict[str, Any], given: str | None) -> None:
+    assert type_of(HEAD, TABLE, **config) == given
+    assert type_of(HEAD, TABLE, profile="ollama", **config) == "int8/64"
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "reason"),
+    [
+        ("model.norm.weight", (64, 64), "norm"),
+        ("wte.weight", (64, 64), "embedding"),
+        (f"{LAYER}.up_proj", (64, 64), "not called a weight"),
+        (UP, (1, 1023), "1,024"),
+        (UP, (64, 33), "rows of 33"),
+        (UP, (2048,), "matrix"),
+        (f"{LAYER}.conv.weight", (64, 4, 32), "3 dimensions"),
+        (f"{MLP}.experts.gate_up_proj", (1, 4, 64, 64), ""),
+        (f"{LAYER}.linear_attn.in_proj_a.weight", (64, 64), "architecture"),
+    ],
+)
+def test_what_is_kept_has_a_reason(name: str, shape: tuple[int, ...], reason: str) -> None:
+    policy = policy_of("int4", {"architectures": ["Qwen3NextForCausalLM"]})
+    assert policy.quantization(name, shape) is None
+    assert reason in policy.reason(name, shape)
