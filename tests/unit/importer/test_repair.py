@@ -265,11 +265,8 @@ def test_a_model_that_is_not_there_beyond_help_or_of_another_kind(
     [
         {"version": 2},
         {"options": None},
-        {"options": {"quant": "int5"}},
         {"options": {"group_size": "32"}},
         {"options": {"groups": {"int4": 31}}},
-        {"options": {"rules": [3]}},
-        {"options": {"importance": "sha256:x"}},
     ],
     ids=str,
 )

@@ -8,6 +8,7 @@ from __future__ import annotations
 import itertools
 import json
 import os
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -104,27 +105,16 @@ def changed(key: str, value: Any) -> Callable[[bytes], bytes]:
     return lambda text: json.dumps({**json.loads(text), key: value}).encode()
 
 
-def of_a_blob(key: str, value: Any) -> Callable[[bytes], bytes]:
-    def change(text: bytes) -> bytes:
-        document = json.loads(text)
-        document["blobs"][0][key] = value
-        return json.dumps(document).encode()
-
-    return change
-
-
 @pytest.mark.parametrize(
     "damage",
     [
         lambda text: text[: len(text) // 2],
-        lambda _: b"[]",
         changed("version", 1),
         changed("task", 3),
         changed("blobs", []),
-        of_a_blob("digest", "sha256:x"),
-        of_a_blob("size", 1),
+        lambda text: re.sub(rb'"size": *[0-9]+', b'"size":1', text, count=1),
     ],
-    ids=["cut", "a list", "version", "task", "no blobs", "not a digest", "size"],
+    ids=["cut", "version", "task", "blobs", "size"],
 )
 def test_a_damaged_receipt_is_an_error_of_commit_and_made_again_by_work(
     damage: Callable[[bytes], bytes], plan: Path, home: MemoryStore

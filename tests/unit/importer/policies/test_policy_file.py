@@ -58,7 +58,6 @@ def test_toml_and_json_say_the_same(tmp_path: Path) -> None:
         ("quant = ", "TOML"),
         (b"\xff\xfe", "TOML"),
         ("a = " + "[" * 100_000, "TOML"),
-        ("rule = []", "rule:"),
         ("quant = 4", "quant:"),
         ('rules = ["a=int4", 4]', "rules.1:"),
         ("[groups]\nint4 = 64.0", "groups.int4:"),
@@ -74,20 +73,10 @@ def test_what_is_not_such_a_document_is_refused(
     assert (caught.value.rule, caught.value.path) == ("O1", str(path))
 
 
-@pytest.mark.parametrize(
-    ("text", "named"),
-    [
-        ('quant = "int5"', "'int5'"),
-        ('method = "best"', "'best'"),
-        ('rules = ["a"]', "'a'"),
-        ("[groups]\nint4 = 48", "48"),
-    ],
-)
-def test_an_unknown_word_is_wrong_use_and_the_file_is_named(
-    tmp_path: Path, text: str, named: str
-) -> None:
+@pytest.mark.parametrize("text", ['quant = "int5"', 'rules = ["int5"]', "[groups]\nint5 = 48"])
+def test_an_unknown_word_is_wrong_use_and_the_file_is_named(tmp_path: Path, text: str) -> None:
     path = written(tmp_path, text)
-    with pytest.raises(UsageError, match=named) as caught:
+    with pytest.raises(UsageError, match="'int5'") as caught:
         PolicyFile.read(path)
     assert caught.value.path == str(path)
 
