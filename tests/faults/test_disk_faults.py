@@ -6,16 +6,14 @@ Disks that are too small: small_disks.py. Read-only ones: test_corpus_store_faul
 from __future__ import annotations
 
 import shutil
-import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 from faults.lab.command import Done, run
 from support.checkpoints import small_tensors, write_checkpoint
-from support.faults import cannot_run, file_system
+from support.mounts import mounted
+from support.stores import commit_model
 
 from blobstore.store.local.store import Store
 
@@ -25,63 +23,31 @@ pytestmark = [
 ]
 
 
-@pytest.fixture
-def source(tmp_path: Path) -> Path:
-    return write_checkpoint(tmp_path / "source", small_tensors())
-
-
-@contextmanager
-def bind_mount(volume: Path, folder: Path) -> Iterator[None]:
-    """Mount a folder over another, as a container does with a volume."""
-    if subprocess.run(["mount", "--bind", volume, folder], check=False).returncode != 0:
-        cannot_run("a bind mount needs root")
-    try:
-        yield
-    finally:
-        subprocess.run(["umount", "-l", folder], check=True)
-
-
 def check_refused(done: Done, store: Store) -> None:
     assert (done.code, done.out, done.err.count("\n")) == (1, "", 1), done.err
     assert "another file system" in done.err
     assert str(store.root) in done.err
 
 
-@pytest.mark.parametrize("name", ["blobs", "manifests"])
-def test_a_folder_on_another_disk_is_an_error(
-    store: Store, source: Path, tmp_path: Path, name: str
-) -> None:
+def test_a_folder_on_another_disk_is_an_error(store: Store, tmp_path: Path) -> None:
     """A rename can't cross file systems, and a copy would show half a file under its name."""
-    with file_system(tmp_path / "disk", "size=16m") as disk:
+    source = write_checkpoint(tmp_path / "source", small_tensors())
+    with mounted(tmp_path / "disk", "size=16m") as disk:
         store.root.mkdir()
-        (disk / name).mkdir()
-        (store.root / name).symlink_to(disk / name)
+        store.manifests.path.symlink_to(disk)
         check_refused(run("import", source, "m", "--store", store.root), store)
-        assert list((disk / name).iterdir()) == []
+        assert list(disk.iterdir()) == []
         assert not list(store.root.rglob("sha256-*"))
-        assert list(store.models()) == []
 
 
-@pytest.mark.parametrize("name", ["blobs", "manifests"])
-def test_a_bind_mount_of_the_same_disk_is_another_one(
-    store: Store, source: Path, tmp_path: Path, name: str
-) -> None:
+def test_a_bind_mount_of_the_same_disk_is_another_one(store: Store, tmp_path: Path) -> None:
     """As in a container with volumes: equal device numbers, but renames do not cross them."""
-    for folder in (store.root / name, tmp_path / "volume"):
-        folder.mkdir(parents=True)
-    with bind_mount(tmp_path / "volume", store.root / name):
-        check_refused(run("import", source, "m", "--store", store.root), store)
-        assert list((tmp_path / "volume").iterdir()) == []
-
-
-def test_prune_says_that_blobs_are_mounted_from_elsewhere(
-    store: Store, source: Path, tmp_path: Path
-) -> None:
-    assert run("import", source, "m", "--store", store.root).code == 0
-    shutil.copytree(store.blobs.path, tmp_path / "volume")
-    (tmp_path / "volume" / f"sha256-{0:064x}").write_bytes(b"of no model")
-    with bind_mount(tmp_path / "volume", store.blobs.path):
-        line = ("prune", "--grace", "0s", "--sole-owner", "--store", store.root)
-        check_refused(run(*line), store)
-        assert (store.blobs.path / f"sha256-{0:064x}").exists()
-        assert not any((store.root / ".blobstore/trash").iterdir())
+    commit_model(store, "m", b"of m")
+    source = write_checkpoint(tmp_path / "source", small_tensors())
+    volume = shutil.copytree(store.blobs.path, tmp_path / "volume")
+    (unneeded := volume / f"sha256-{0:064x}").write_bytes(b"of no model")
+    with mounted(store.blobs.path, "bind", device=volume):
+        for line in (("import", source, "m"), ("prune", "--grace", "0s", "--sole-owner")):
+            check_refused(run(*line, "--store", store.root), store)
+    assert len(list(volume.iterdir())) == 2
+    assert unneeded.exists()

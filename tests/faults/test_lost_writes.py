@@ -16,7 +16,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
-from support.faults import cannot_run, file_system
+from support.mounts import cannot_run, mounted
 from support.stores import blob_path
 
 from blobstore.formats.documents import Descriptor, Manifest
@@ -36,25 +36,19 @@ DATA = os.urandom(4 * 2**20)
 @pytest.fixture
 def disk(tmp_path: Path) -> Iterator[tuple[Store, Path]]:
     """A store on an ext4 with room for what is there, and a file that takes all other room."""
-    with file_system(tmp_path / "memory", "size=64m") as memory:
+    with mounted(tmp_path / "memory", "size=64m") as memory:
         image, ballast = memory / "image", memory / "ballast"
         image.touch()
         os.truncate(image, 32 * 2**20)
-        make = ["mkfs.ext4", "-q", "-O", "^has_journal", "-E", "lazy_itable_init=0", str(image)]
-        (mounted := tmp_path / "disk").mkdir()
-        for line in (make, ["mount", "-o", "loop", str(image), str(mounted)]):
-            done = subprocess.run(line, capture_output=True, text=True, check=False)
-            if done.returncode != 0:
-                cannot_run(f"a disk in a file needs root: {done.stderr.strip()}")
-        try:
-            store = open_store(mounted / "store")
+        make = ["mkfs.ext4", "-q", "-O", "^has_journal", "-E", "lazy_itable_init=0", f"{image}"]
+        subprocess.run(make, check=True)
+        with mounted(tmp_path / "disk", "loop", "ext4", image) as folder:
+            store = open_store(folder / "store")
             with store.session() as session:
                 session.replace([session.put(b"first")])
             os.sync()
             fill(ballast)
             yield store, ballast
-        finally:
-            subprocess.run(["umount", "-l", str(mounted)], check=True)
 
 
 def fill(ballast: Path) -> None:

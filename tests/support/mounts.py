@@ -1,4 +1,4 @@
-"""Mounts of an experiment's own: they go with its process, also when it is killed."""
+"""Mounts and devices, which need root: of an experiment's own, or for a test."""
 
 from __future__ import annotations
 
@@ -7,8 +7,11 @@ import functools
 import os
 import subprocess
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import NoReturn
+
+import pytest
 
 _NEW_MOUNTS = 0x20000
 _RECURSIVE, _PRIVATE = 1 << 14, 1 << 18
@@ -18,9 +21,16 @@ class NotShownError(Exception):
     """This machine can't show a fault: a tool, a right or a kernel is missing."""
 
 
+def cannot_run(why: object) -> NoReturn:
+    """Fail in CI, where every fault has to be shown; skip the test elsewhere, with a message."""
+    if "CI" in os.environ:
+        pytest.fail(f"{why}")
+    pytest.skip(f"FAULT NOT SHOWN: {why}")
+
+
 @functools.cache
 def keep_mounts_private() -> None:
-    """Mount nothing for others from here on.
+    """Mount nothing for others from here on: the mounts go with this process.
 
     A second call does nothing, or what was mounted by then could not be unmounted.
 
@@ -45,3 +55,25 @@ def mount(kind: str, folder: Path, options: str, device: str | Path = "none") ->
         yield folder
     finally:
         subprocess.run(["umount", folder], check=True)
+
+
+@contextmanager
+def mounted(
+    folder: Path, options: str, kind: str = "tmpfs", device: str | Path = "none"
+) -> Iterator[Path]:
+    """`mount` on a folder that may be missing. Where that is impossible: see `cannot_run`."""
+    folder.mkdir(exist_ok=True)
+    with ExitStack() as stack:
+        try:
+            stack.enter_context(mount(kind, folder, options, device))
+        except NotShownError as error:
+            cannot_run(error)
+        yield folder
+
+
+def make_device(path: Path) -> None:
+    """Make a device without an end. Where that is impossible: see `cannot_run`."""
+    try:
+        os.mknod(path, 0o20666, os.makedev(1, 5))  # as /dev/zero
+    except PermissionError as error:
+        cannot_run(f"a device needs root: {error}")

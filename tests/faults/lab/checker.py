@@ -35,8 +35,7 @@ class Found:
     ``manifests/`` · ``orphans``: blobs of no manifest · ``temporary``: what lies in
     ``.blobstore/tmp`` · ``half_written``: its folders with other files than finished blobs ·
     ``trash``: names of the blobs there · ``broken``: models with a blob that is corrupt or not
-    there · ``packed``: those of ``models`` that are packed · ``unneeded_packed``: packed files of
-    no packed model.
+    there · ``packed``: those of ``models`` that are packed.
     """
 
     models: dict[str, str] = field(default_factory=dict)
@@ -49,7 +48,10 @@ class Found:
     trash: list[str] = field(default_factory=list)
     broken: set[str] = field(default_factory=set)
     packed: list[str] = field(default_factory=list)
-    unneeded_packed: list[str] = field(default_factory=list)
+
+
+SOUND = Found()
+"""An empty store."""
 
 
 def look(root: Path) -> Found:
@@ -102,31 +104,29 @@ def _look_at_packed(folder: Path, found: Found) -> None:
             files.add(digest)
         else:
             found.corrupt.append(path.name)
-    needed: set[str] = set()
     for path in filter(_is_regular, _files(folder / "manifests")):
         raw, name = path.read_bytes(), _short(path.relative_to(folder / "manifests").as_posix())
         digests = {str(layer.get("digest")).removeprefix("sha256:") for layer in _layers(raw)}
-        needed |= digests
         if name not in found.models:
             found.models[name] = hashlib.sha256(raw).hexdigest()
             found.packed.append(name)
             if missing := digests - files:
                 found.broken.add(name)
                 found.dangling.append(f"packed {name} names {sorted(missing)}")
-    found.unneeded_packed.extend(f"sha256-{digest}" for digest in sorted(files - needed))
 
 
 def _look_at_files(root: Path, found: Found) -> None:
-    """Add what commands wrote elsewhere, as models: an exported folder, and edited metadata.
+    """Add what commands wrote elsewhere, as models: a folder, an archive, and edited metadata.
 
     Other files beside the store are temporary ones.
     """
     for path in sorted(root.parent.glob(f"*{root.name}-out*")):
-        if path.name != f"{root.name}-out":
+        if path.name not in (f"{root.name}-out", f"{root.name}-out.tar"):
             found.temporary.append(path.name)
-        elif path.is_dir():
-            files = [(one.name, one.read_bytes()) for one in sorted(path.glob("*"))]
-            found.models["exported"] = hashlib.sha256(repr(files).encode()).hexdigest()
+            continue
+        files = [(one.name, one.read_bytes()) for one in sorted(path.glob("*"))]
+        data = repr(files).encode() if path.is_dir() else path.read_bytes()
+        found.models["written"] = hashlib.sha256(data).hexdigest()
     path = root / "m.safetensors"
     if path.exists() and _is_regular(path):
         data = path.read_bytes()

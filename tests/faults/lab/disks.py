@@ -8,7 +8,6 @@ written since then one of its states.
 
 from __future__ import annotations
 
-import mmap
 import os
 import random
 import subprocess
@@ -32,14 +31,13 @@ class Format:
     ``blocks``: bytes that the disk writes as a whole or not at all, one of them chosen for each
     cut. Only ext4 is made for sectors of 512 bytes: XFS does not replay its log into a block whose
     first sector is as new as the log (linux fs/xfs/xfs_buf_item_recover.c
-    `xlog_recover_get_buf_lsn`), and the superblock of Btrfs has 4,096 bytes under one checksum.
+    `xlog_recover_get_buf_lsn`).
     """
 
-    name: str
     nbytes: int
     make: tuple[str, ...]
     options: tuple[str, ...]
-    blocks: tuple[int, ...] = (_BLOCK,)
+    blocks: tuple[int, ...]
 
     def empty_image(self, path: Path) -> bytes:
         """Return the bytes of an empty file system, made at ``path``.
@@ -56,42 +54,32 @@ class Format:
 
 
 FORMATS = {
-    made.name: made
-    for made in (
-        Format(
-            "ext4",
-            48 * 2**20,
-            (
-                *("mkfs.ext4", "-q", "-F", "-b", f"{_BLOCK}", "-O", "metadata_csum"),
-                *("-J", "size=4", "-E", "lazy_itable_init=0,lazy_journal_init=0,nodiscard"),
-            ),
-            ("commit=1", "commit=5", "defaults", "noauto_da_alloc,data=writeback"),
-            (_BLOCK, _BLOCK, _BLOCK, 512),
+    "ext4": Format(
+        48 * 2**20,
+        (
+            *("mkfs.ext4", "-q", "-F", "-b", f"{_BLOCK}", "-O", "metadata_csum"),
+            *("-J", "size=4", "-E", "lazy_itable_init=0,lazy_journal_init=0,nodiscard"),
         ),
-        Format(
-            "xfs",
-            64 * 2**20,
-            ("mkfs.xfs", "-q", "-f", "-K", "--unsupported"),  # smaller than 300 MB
-            ("defaults", "logbsize=256k", "wsync", "allocsize=64k"),
-        ),
-        Format(
-            "btrfs",
-            112 * 2**20,
-            ("mkfs.btrfs", "-q", "-f", "-K", "-m", "single", "-d", "single"),
-            ("commit=1", "defaults", "notreelog", "nodatacow"),
-        ),
-    )
+        ("commit=1", "noauto_da_alloc,data=writeback"),
+        (_BLOCK, _BLOCK, _BLOCK, 512),
+    ),
+    "xfs": Format(
+        64 * 2**20,
+        ("mkfs.xfs", "-q", "-f", "-K", "--unsupported"),  # smaller than 300 MB
+        ("defaults", "logbsize=256k,allocsize=64k"),
+        (_BLOCK,),
+    ),
 }
 """Formats by the names that mount(8) knows them by."""
 
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """One record: ``kind`` is WRITE, FLUSH or MARK; ``data`` is a view of the recording."""
+    """One record: ``kind`` is WRITE, FLUSH or MARK."""
 
     kind: int
     offset: int
-    data: memoryview
+    data: bytes
 
 
 @contextmanager
@@ -112,73 +100,61 @@ def recorded(
 
 def read_events(log: Path) -> list[Event]:
     """Return the records of a log."""
-    events = []
-    with log.open("rb") as file:
-        view = memoryview(mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ))
-    position = 0
+    events, view, position = [], memoryview(log.read_bytes()), 0
     while position < len(view):
         kind, offset, length = RECORD.unpack_from(view, position)
         position += RECORD.size
-        events.append(Event(kind, offset, view[position : position + length]))
+        events.append(Event(kind, offset, bytes(view[position : position + length])))
         position += length
     return events
 
 
 class Replay:
-    """The disk after so many events, moved forward only."""
+    """The disk after so many events, moved forward only; ``mark`` is the last before the cut."""
 
     def __init__(self, image: bytes, events: Sequence[Event], blocks: Sequence[int]) -> None:
         """Start before the first event.
 
         ``blocks``: what the disk writes at once or not at all, one chosen for each cut.
         """
-        self._blocks = blocks
-        self._events = events
+        self._blocks, self._events = blocks, events
         self._durable = bytearray(image)
-        self._flushed = 0
-        self.marks: list[str] = []
-        self._marked = 0
+        self._pending: list[Event] = []
+        self._position = 0
+        self.mark = b""
 
-    def cut(self, position: int, moments: random.Random) -> bytearray:
-        """Return a disk after a power cut between two events; ``marks`` are those before it."""
-        flush = max(
-            (
-                index
-                for index in range(self._flushed, position)
-                if self._events[index].kind == FLUSH
-            ),
-            default=None,
-        )
-        if flush is not None:
-            for event in self._events[self._flushed : flush]:
-                if event.kind == WRITE:
-                    self._durable[event.offset : event.offset + len(event.data)] = event.data
-            self._flushed = flush
-        for event in self._events[self._marked : position]:
+    def cut(self, position: int, chance: random.Random) -> bytearray:
+        """Return a disk after a power cut between two events."""
+        for event in self._events[self._position : position]:
             if event.kind == MARK:
-                self.marks.append(bytes(event.data).decode())
-        self._marked = max(self._marked, position)
+                self.mark = event.data
+            elif event.kind == WRITE:
+                self._pending.append(event)
+            elif event.kind == FLUSH:
+                for write in self._pending:
+                    self._durable[write.offset : write.offset + len(write.data)] = write.data
+                self._pending.clear()
+        self._position = position
         disk = bytearray(self._durable)
-        pending = [event for event in self._events[self._flushed : position] if event.kind == WRITE]
-        _write_some(disk, pending, moments.choice(self._blocks), moments)
+        _write_some(disk, self._pending, chance.choice(self._blocks), chance)
         return disk
 
 
 def _write_some(
-    disk: bytearray, pending: Sequence[Event], size: int, moments: random.Random
+    disk: bytearray, pending: Sequence[Event], size: int, chance: random.Random
 ) -> None:
     """Write either nothing or one of its states of each block, with one of several chances.
 
     The first block is written as a whole: a torn superblock of ext4 can't be mounted, and needs the
     repair that a machine does at its start (e2fsck).
     """
-    kept = moments.choice(_KEPT)
-    states: dict[int, list[memoryview]] = defaultdict(list)
+    kept = chance.choice(_KEPT)
+    states: dict[int, list[bytes]] = defaultdict(list)
     for event in pending:
         whole = _BLOCK if event.offset < _BLOCK else size
         for start in range(0, len(event.data), whole):
             states[event.offset + start].append(event.data[start : start + whole])
     for offset, data in states.items():
-        if moments.random() < kept:
-            chosen = data[-1] if kept == 1 else moments.choice(data)
+        if chance.random() < kept:
+            chosen = data[-1] if kept == 1 else chance.choice(data)
             disk[offset : offset + len(chosen)] = chosen

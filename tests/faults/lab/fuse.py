@@ -14,6 +14,7 @@ import os
 import stat
 import struct
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import BinaryIO
 
@@ -29,8 +30,9 @@ _ATTRIBUTES = struct.Struct("=QQQQQQIIIIIIIIII")
 _ROOT, _DISK, _MARKS = 1, 2, 3
 _NAMES = {b"disk": _DISK, b"marks": _MARKS}
 _MOST = 2**20
-_LOOKUP, _GETATTR, _SETATTR, _OPEN, _READ, _WRITE, _STATFS, _RELEASE = 1, 3, 4, 14, 15, 16, 17, 18
-_FSYNC, _FLUSH, _INIT, _OPENDIR, _RELEASEDIR = 20, 25, 26, 27, 29
+_LOOKUP, _GETATTR, _SETATTR, _OPEN, _READ, _WRITE, _FSYNC, _INIT = 1, 3, 4, 14, 15, 16, 20, 26
+_ZEROS = {17: 80, 18: 0, 25: 0, 27: 16, 29: 0}
+"""Bytes of the answers of zeros: STATFS, RELEASE, FLUSH, OPENDIR, RELEASEDIR."""
 _UNANSWERED = frozenset({2, 36, 42})  # FORGET, INTERRUPT, BATCH_FORGET
 _BIG_WRITES, _MAX_PAGES = 1 << 5, 1 << 22
 _FRESH = 1  # FOPEN_DIRECT_IO
@@ -50,14 +52,10 @@ class RecordedDisk:
             _GETATTR: self._getattr,
             _SETATTR: self._getattr,
             _OPEN: self._open,
-            _OPENDIR: lambda _node, _body: bytes(16),
             _READ: self._read,
             _WRITE: self._write,
             _FSYNC: self._fsync,
-            _STATFS: lambda _node, _body: bytes(80),
-            _RELEASE: lambda _node, _body: b"",
-            _RELEASEDIR: lambda _node, _body: b"",
-            _FLUSH: lambda _node, _body: b"",
+            **{operation: partial(_zeros, nbytes) for operation, nbytes in _ZEROS.items()},
         }
 
     def serve(self, fd: int) -> None:
@@ -133,33 +131,30 @@ class RecordedDisk:
         self._log.write(RECORD.pack(kind, offset, len(data)) + data)
 
 
+def _zeros(nbytes: int, _node: int, _body: bytes) -> bytes:
+    return bytes(nbytes)
+
+
 def serve(image: bytes, log: Path, folder: Path) -> int:
     """Start a process that serves the two files in ``folder`` and records to ``log``.
 
-    Return its id.
-
-    It ends when the folder is unmounted. Raises: NotShownError.
+    Return its id; it ends when the folder is unmounted. Raises: NotShownError.
     """
     try:
         fd = os.open("/dev/fuse", os.O_RDWR | os.O_CLOEXEC)
     except OSError as error:
         raise NotShownError(f"a recorded disk needs FUSE: {error}") from error
     try:
-        _mount(fd, folder)
+        library = ctypes.CDLL(None, use_errno=True)
+        data = f"fd={fd},rootmode=40000,user_id=0,group_id=0".encode()
+        if library.mount(b"lab", os.fsencode(folder), b"fuse", _NO_SUID_NO_DEVICES, data) != 0:
+            raise NotShownError(f"can't mount FUSE: {os.strerror(ctypes.get_errno())}")
         pid = os.fork()
         if pid == 0:
             _be_the_server(fd, image, log)
         return pid
     finally:
         os.close(fd)
-
-
-def _mount(fd: int, folder: Path) -> None:
-    """Mount what answers at ``fd``, an open /dev/fuse. Raises: NotShownError."""
-    library = ctypes.CDLL(None, use_errno=True)
-    data = f"fd={fd},rootmode=40000,user_id=0,group_id=0".encode()
-    if library.mount(b"lab", os.fsencode(folder), b"fuse", _NO_SUID_NO_DEVICES, data) != 0:
-        raise NotShownError(f"can't mount a FUSE file system: {os.strerror(ctypes.get_errno())}")
 
 
 def _be_the_server(fd: int, image: bytes, log: Path) -> None:
