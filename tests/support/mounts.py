@@ -1,4 +1,4 @@
-"""Mounts and devices, which need root: of an experiment's own, or for a test."""
+"""Mounts, which need root: of an experiment's own, or for a test."""
 
 from __future__ import annotations
 
@@ -69,11 +69,3 @@ def mounted(
         except NotShownError as error:
             cannot_run(error)
         yield folder
-
-
-def make_device(path: Path) -> None:
-    """Make a device without an end. Where that is impossible: see `cannot_run`."""
-    try:
-        os.mknod(path, 0o20666, os.makedev(1, 5))  # as /dev/zero
-    except PermissionError as error:
-        cannot_run(f"a device needs root: {error}")
