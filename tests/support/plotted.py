@@ -39,19 +39,11 @@ def model_bytes(name: str, unique: int, shared: int) -> ModelUsage:
     return ModelUsage(ModelName.parse(name), unique + shared, unique, shared)
 
 
-def found_values(counts: tuple[int, ...], low: float = -1.0, high: float = 1.0) -> Histogram:
-    """Return a histogram with these counts."""
-    return Histogram(low, high, counts, 0, 0, 0.5)
-
-
-def found_distribution(name: str = "a.weight", bits: int = 4) -> ValueDistribution:
+def found_distribution(name: str = "a.weight") -> ValueDistribution:
     """Return the distribution of a quantized tensor beside its source."""
-    codes = tuple(range(1, 2**bits + 1))
-    kind = "int4/64" if bits == 4 else "mxfp8/32"
-    values = found_values((1, 5, 9, 5, 1))
-    total = sum(codes)
-    numbers = tuple(float(code) for code in range(2**bits))
-    return ValueDistribution(name, kind, (4, 64), 2 * total, total, values, values, codes, numbers)
+    codes, numbers = tuple(range(1, 17)), tuple(map(float, range(16)))
+    values = Histogram(-1, 1, (1, 5, 9, 5, 1), 0, 0, 0.5)
+    return ValueDistribution(name, "int4/64", (4, 64), 272, 136, values, values, codes, numbers)
 
 
 _TENSORS = [
@@ -68,15 +60,12 @@ _EMPTY = ValueDistribution("a", "BF16", (0,), 0, 0, Histogram(0, 0, (), 0, 0, 0.
 SPECIFICATIONS: dict[str, Specification] = {
     "treemap": treemap(_TENSORS),
     "errors": errors(layer_errors(5)),
-    "errors of one": errors([TensorError("a", "int4", (2, 2), 0.1)]),
     "scatter": scatter(layer_errors(5)),
     "frontier": frontier(_MODELS),
-    "frontier of one": frontier(_MODELS[:1]),
     "shared": shared([model_bytes("tiny:int4", 100, 900), model_bytes("b", 0, 900)]),
     "distribution": distribution(found_distribution()),
-    "distribution of 8 bits": distribution(found_distribution(bits=8)),
     "distribution of equal values": distribution(
-        ValueDistribution("a", "BF16", (4,), 4, 4, found_values((4,), 0.5, 0.5))
+        ValueDistribution("a", "BF16", (4,), 4, 4, Histogram(0.5, 0.5, (4,), 0, 0, 0.5))
     ),
     "empty treemap": treemap([]),
     "empty errors": errors([TensorError("a", "BF16", (2,), 0.0, kept=True)]),
@@ -88,6 +77,5 @@ SPECIFICATIONS: dict[str, Specification] = {
     "hostile errors": errors(layer_errors(2, HOSTILE)),
     "hostile scatter": scatter(layer_errors(2, HOSTILE)),
     "hostile frontier": frontier([ModelPoint(HOSTILE, HOSTILE, 3, 0.1)]),
-    "shared of one": shared([model_bytes("h" * 60, 3, 4)]),
     "hostile distribution": distribution(found_distribution(HOSTILE)),
 }
