@@ -8,9 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 
 from blobstore.cli.main import run
 from blobstore.store.local.store import Store
+from blobstore.store.signing.key_pairs import PrivateKey
 
 
 class Cli:
@@ -64,3 +67,12 @@ def damage_largest_blob(store: Store) -> Path:
     data[-1] ^= 8
     path.write_bytes(data)
     return path
+
+
+def key_pair(prefix: Path) -> tuple[str, str]:
+    """Write a pair of keys without a password; return their paths, the private one first."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    private, public = Path(f"{prefix}.key"), Path(f"{prefix}.pub")
+    private.write_bytes(key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
+    public.write_bytes(PrivateKey(key, "k").public.pem)
+    return str(private), str(public)

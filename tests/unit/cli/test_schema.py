@@ -4,22 +4,18 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 import typer
-from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 from support import PYCODE
 from support.checkpoints import write_checkpoint
-from support.commands import Cli
+from support.commands import Cli, key_pair
 from support.servers import server
 from support.small_registry import SmallRegistry
 
 import blobstore
 from blobstore.cli.main import app, run
-from blobstore.store.signing.key_pairs import PrivateKey
 from blobstore.views.commands import DOCUMENTS, page, schema
 from blobstore.views.documents import check
 
@@ -44,15 +40,6 @@ def test_every_command_with_json_has_a_class() -> None:
     }
 
 
-def key_files(folder: Path) -> tuple[str, str]:
-    """Write a pair of keys without a password; return their paths, the private one first."""
-    key = ec.generate_private_key(ec.SECP256R1())
-    raw = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
-    (folder / "a.key").write_bytes(raw)
-    (folder / "a.pub").write_bytes(PrivateKey(key, "a.key").public.pem)
-    return str(folder / "a.key"), str(folder / "a.pub")
-
-
 @pytest.fixture(scope="module")
 def registry() -> Iterator[str]:
     """The host of a registry."""
@@ -67,7 +54,7 @@ def lines(tmp_path_factory: pytest.TempPathFactory, registry: str) -> dict[str, 
     folder = tmp_path_factory.mktemp("schema")
     source, store = str(write_checkpoint(folder / "tiny")), ["--store", str(folder / "store")]
     file = str(folder / "tiny" / "model.safetensors")
-    private, public = key_files(folder)
+    private, public = key_pair(folder / "a")
     plan, batch = str(folder / "plan.json"), folder / "models.toml"
     batch.write_text(f'[[model]]\nsource = "{source}"\nname = "batched"\n')
     blobstore.write_plan(blobstore.plan_import(source, quant="int8"), plan)

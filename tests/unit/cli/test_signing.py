@@ -8,83 +8,67 @@ import sys
 from pathlib import Path
 
 import pytest
-from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
-from support.commands import Cli
+from support.commands import Cli, key_pair
 from support.stores import blob_path, commit_model
 
 import blobstore.cli.sharing
 from blobstore.store.local.store import Store
-from blobstore.store.signing.key_pairs import PrivateKey
 
 
 @pytest.fixture
-def prefix(tmp_path: Path) -> Path:
-    """The prefix of a pair of keys without a password."""
-    return write_pair(tmp_path / "cosign")
+def keys(tmp_path: Path) -> tuple[str, str]:
+    """A private key without a password, and its public one."""
+    return key_pair(tmp_path / "cosign")
 
 
-def write_pair(prefix: Path) -> Path:
-    key = ec.generate_private_key(ec.SECP256R1())
-    raw = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
-    Path(key_of(prefix)).write_bytes(raw)
-    Path(pub_of(prefix)).write_bytes(PrivateKey(key, "k").public.pem)
-    return prefix
-
-
-def key_of(prefix: Path) -> str:
-    return f"{prefix}.key"
-
-
-def pub_of(prefix: Path) -> str:
-    return f"{prefix}.pub"
-
-
-def test_sign_and_verify(prefix: Path, cli: Cli, store: Store) -> None:
+def test_sign_and_verify(keys: tuple[str, str], cli: Cli, store: Store) -> None:
+    private, public = keys
     digest = commit_model(store, "m", b"blob").digest
     blob_path(store, b"blob").write_bytes(b"blub")  # blobs are not read
     line = f"m:latest ({digest.short})"
-    code, out, err = cli("sign", "M", "--key", key_of(prefix))
+    code, out, err = cli("sign", "M", "--key", private)
     assert (code, out, err) == (0, f"Signed {line} for registry.ollama.ai/library/m\n", "")
-    code, out, _ = cli("sign", "m", "--key", key_of(prefix))
+    code, out, _ = cli("sign", "m", "--key", private)
     assert (code, out) == (0, f"Already signed {line} for registry.ollama.ai/library/m\n")
-    code, out, err = cli("verify", "m", "--key", pub_of(prefix))
+    code, out, err = cli("verify", "m", "--key", public)
     assert (code, err) == (0, "")
     assert out.splitlines() == [
-        f"{line} is signed by {prefix}.pub for registry.ollama.ai/library/m",
+        f"{line} is signed by {public} for registry.ollama.ai/library/m",
         "Checked the signatures of 1 model: all accepted",
     ]
     assert cli("verify", "m")[0] == 3
-    (signed,) = cli.json("sign", "m", "--key", key_of(prefix), "--identity", "a.b/c:D")
+    (signed,) = cli.json("sign", "m", "--key", private, "--identity", "a.b/c:D")
     assert (signed["digest"], signed["identity"]) == (str(digest), "a.b/c:D")
-    (found,) = cli.json("verify", "m", "--key", pub_of(prefix), "--identity", "a.b/c")
-    assert found["signatures"] == [{"identity": "a.b/c:D", "key": pub_of(prefix)}]
+    (found,) = cli.json("verify", "m", "--key", public, "--identity", "a.b/c")
+    assert found["signatures"] == [{"identity": "a.b/c:D", "key": public}]
 
 
-def test_what_is_missing(prefix: Path, cli: Cli, store: Store, tmp_path: Path) -> None:
+def test_what_is_missing(keys: tuple[str, str], cli: Cli, store: Store, tmp_path: Path) -> None:
+    private, public = keys
     digest = commit_model(store, "m", b"blob").digest
     commit_model(store, "n", b"other")
-    cli("sign", "m", "--key", key_of(prefix))
-    code, out, err = cli("verify", "--key", pub_of(prefix))
+    cli("sign", "m", "--key", private)
+    code, out, err = cli("verify", "--key", public)
     assert (code, err) == (3, "")
-    assert out.splitlines()[1].endswith(f"is not signed by {prefix}.pub: it has no signature")
+    assert out.splitlines()[1].endswith(f"is not signed by {public}: it has no signature")
     assert out.splitlines()[-1] == "Checked the signatures of 2 models: 1 refused"
     assert cli("pack", "n")[0] == 0
-    assert cli("verify", "n", "--key", pub_of(prefix))[0] == 3
-    assert cli("sign", "m", "missing", "--key", key_of(prefix))[0] == 1
-    write_pair(tmp_path / "other")
-    (found,) = cli.json("verify", "m", "--key", tmp_path / "other.pub", code=3)
+    assert cli("verify", "n", "--key", public)[0] == 3
+    assert cli("sign", "m", "missing", "--key", private)[0] == 1
+    _, other = key_pair(tmp_path / "other")
+    (found,) = cli.json("verify", "m", "--key", other, code=3)
     assert (found["digest"], found["accepted"], found["found"]) == (str(digest), False, 1)
     assert "a signature is by another key" in found["error"]
 
 
-def test_a_policy(prefix: Path, cli: Cli, store: Store, tmp_path: Path) -> None:
+def test_a_policy(keys: tuple[str, str], cli: Cli, store: Store, tmp_path: Path) -> None:
+    private, public = keys
     commit_model(store, "m", b"blob")
     commit_model(store, "host.example/ns/n", b"other")
-    cli("sign", "m", "--key", key_of(prefix))
+    cli("sign", "m", "--key", private)
     required = {
         "type": "sigstoreSigned",
-        "keyPath": pub_of(prefix),
+        "keyPath": public,
         "signedIdentity": {"type": "matchRepository"},
     }
     policy = {
@@ -118,10 +102,11 @@ def test_a_policy(prefix: Path, cli: Cli, store: Store, tmp_path: Path) -> None:
     ],
 )
 def test_wrong_use(
-    prefix: Path, cli: Cli, store: Store, words: tuple[str, ...], message: str
+    keys: tuple[str, str], cli: Cli, store: Store, words: tuple[str, ...], message: str
 ) -> None:
+    private, public = keys
     commit_model(store, "m", b"blob")
-    names = {"KEY": key_of(prefix), "PUB": pub_of(prefix)}
+    names = {"KEY": private, "PUB": public}
     code, _, err = cli(*(names.get(word, word) for word in words))
     assert code == 2
     assert message in err
@@ -134,15 +119,15 @@ def test_generated_keys_have_a_password_which_is_asked_for(
     locked = tmp_path / "locked"
     monkeypatch.setenv("COSIGN_PASSWORD", "secret")
     cli.text("sign", "--generate-key", locked)
-    assert stat.S_IMODE(Path(key_of(locked)).stat().st_mode) == 0o600
+    assert stat.S_IMODE(Path(f"{locked}.key").stat().st_mode) == 0o600
     assert f"{locked}.key already exists" in cli.refused("sign", "--generate-key", locked)
     monkeypatch.delenv("COSIGN_PASSWORD")
-    assert "Hint: Set COSIGN_PASSWORD" in cli.refused("sign", "m", "--key", key_of(locked))
+    assert "Hint: Set COSIGN_PASSWORD" in cli.refused("sign", "m", "--key", f"{locked}.key")
     typed = iter(["wrong", "secret", "one", "two"])
     monkeypatch.setattr(blobstore.cli.sharing, "getpass", lambda _prompt: next(typed))
     monkeypatch.setattr(sys.stdin, "isatty", lambda: True, raising=False)
-    assert "wrong password" in cli.refused("sign", "m", "--key", key_of(locked))
-    assert cli("sign", "m", "--key", key_of(locked))[0] == 0
-    assert cli("verify", "m", "--key", pub_of(locked))[0] == 0
+    assert "wrong password" in cli.refused("sign", "m", "--key", f"{locked}.key")
+    assert cli("sign", "m", "--key", f"{locked}.key")[0] == 0
+    assert cli("verify", "m", "--key", f"{locked}.pub")[0] == 0
     assert "the two passwords differ" in cli.refused("sign", "--generate-key", f"{locked}2")
     assert not Path(f"{locked}2.key").exists()
