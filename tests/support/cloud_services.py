@@ -19,8 +19,7 @@ from http.client import HTTPConnection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from support.ports import free_port
-from support.registries import BUCKET, answers, cannot_run, moto, running
+from support.registries import BUCKET, cannot_run, moto, started
 
 if TYPE_CHECKING:
     from obstore.store import ObjectStore
@@ -33,11 +32,16 @@ _VERSION = "2021-12-02"
 
 @dataclass(frozen=True, slots=True)
 class CloudBucket:
-    """An empty bucket: its address, the options to open it, and the same as an environment."""
+    """An empty bucket: its address, and the options to open it."""
 
     address: str
     options: Mapping[str, str]
-    environment: Mapping[str, str]
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """The options of S3 as variables."""
+        named = {f"AWS_{name.upper()}": value for name, value in self.options.items()}
+        return named | {"AWS_ENDPOINT_URL": named["AWS_ENDPOINT"], "AWS_ALLOW_HTTP": "true"}
 
     def store(self) -> ObjectStore:
         """Return the bucket as its service's client has it, without our code."""
@@ -64,9 +68,7 @@ def s3(folder: Path) -> Iterator[CloudBucket]:
     """Run moto's S3."""
     with moto(folder) as url:
         keys = {"access_key_id": "key", "secret_access_key": "secret", "region": "us-east-1"}
-        variables = {f"AWS_{name.upper()}": value for name, value in keys.items()}
-        variables |= {"AWS_ENDPOINT_URL": url, "AWS_ALLOW_HTTP": "true"}
-        yield CloudBucket(f"s3://{BUCKET}", keys | {"endpoint": url}, variables)
+        yield CloudBucket(f"s3://{BUCKET}", keys | {"endpoint": url})
 
 
 @contextmanager
@@ -75,22 +77,16 @@ def azure(folder: Path) -> Iterator[CloudBucket]:
     if not AZURITE.exists():
         cannot_run(f"azurite is not installed in {AZURITE} (.ci/azurite /opt/azurite)")
     folder.mkdir(parents=True, exist_ok=True)
-    for _ in range(3):  # another program may take the port between
-        port = free_port()
-        line = [str(AZURITE), "--blobHost", "127.0.0.1", "--blobPort", str(port)]
-        line += ["--location", str(folder), "--silent", "--disableTelemetry"]
-        with running([*line, "--skipApiVersionCheck"], folder / "log") as process:
-            if answers(port, process):
-                _make_container(port)
-                url = f"http://127.0.0.1:{port}/{_ACCOUNT}"
-                keys = {"account_name": _ACCOUNT, "account_key": _KEY, "endpoint": url}
-                names = {"account_name": "STORAGE_ACCOUNT_NAME", "endpoint": "STORAGE_ENDPOINT"}
-                names["account_key"] = "STORAGE_ACCOUNT_KEY"
-                variables = {f"AZURE_{name}": keys[option] for option, name in names.items()}
-                variables["AZURE_ALLOW_HTTP"] = "true"
-                yield CloudBucket(f"az://{BUCKET}", keys, variables)
-                return
-    cannot_run(f"azurite does not start: {(folder / 'log').read_text()[-2000:]}")
+
+    def line(port: int) -> list[str]:
+        place = ["--blobHost", "127.0.0.1", "--blobPort", str(port), "--location", str(folder)]
+        return [str(AZURITE), *place, "--silent", "--disableTelemetry", "--skipApiVersionCheck"]
+
+    with started(line, folder / "log") as port:
+        _make_container(port)
+        url = f"http://127.0.0.1:{port}/{_ACCOUNT}"
+        keys = {"account_name": _ACCOUNT, "account_key": _KEY, "endpoint": url}
+        yield CloudBucket(f"az://{BUCKET}", keys)
 
 
 SERVICES: dict[str, CloudService] = {"s3": s3, "azure": azure}

@@ -8,8 +8,8 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from http.client import HTTPConnection, HTTPException, HTTPSConnection
 from pathlib import Path
@@ -29,7 +29,7 @@ KEY = FIXTURES / "tls" / "key.pem"
 USER, PASSWORD = "alice", "swordfish"
 # bcrypt of PASSWORD, of the lowest cost: docker-registry computes it for every request.
 _HTPASSWD = f"{USER}:$2b$04$abcdefghijklmnopqrstuugIEnm3ZbWF6xb2GcoE3L1CoGJFMKtu.\n"
-_PATIENCE_S = 120
+_PATIENCE_S = 600
 BUCKET = "models"
 _MOTO = """
 from threading import Lock
@@ -60,25 +60,28 @@ class Bucket:
     redirects: bool = False
 
 
+@dataclass(frozen=True, slots=True)
 class Registry:
     """A running docker-registry, whose files and log lie in ``folder``."""
 
-    def __init__(self, folder: Path, port: int, process: int, *, tls: bool) -> None:
-        self.folder = folder
-        self._process = process
-        self.port = port
-        self.host = f"127.0.0.1:{port}"
-        self.url = f"{'https' if tls else 'http'}://{self.host}"
+    folder: Path
+    port: int
+    scheme: str
+
+    @property
+    def host(self) -> str:
+        """Host and port."""
+        return f"127.0.0.1:{self.port}"
+
+    @property
+    def url(self) -> str:
+        """Its address."""
+        return f"{self.scheme}://{self.host}"
 
     @property
     def log(self) -> str:
         """What it has printed, with a line for each request that is over."""
         return (self.folder / "log").read_text("utf-8", "replace")
-
-    def blobs(self) -> dict[str, int]:
-        """Return the size of each whole blob by its digest's hex digits; not for a bucket."""
-        files = (self.folder / "root").glob("docker/registry/v2/blobs/sha256/*/*/data")
-        return {file.parent.name: file.stat().st_size for file in files}
 
     def linked(self, repository: str) -> set[str]:
         """Return the digests, in hex digits, that a repository gives out; not for a bucket."""
@@ -87,13 +90,12 @@ class Registry:
 
     def tags(self) -> dict[str, bytes]:
         """Return the manifest of each tag, by ``repository:tag``; not for a bucket."""
-        root = self.folder / "root" / "docker/registry/v2"
+        repositories = self.folder / "root/docker/registry/v2/repositories"
         found = {}
-        for link in root.glob("repositories/*/*/_manifests/tags/*/current/link"):
+        for link in repositories.glob("*/*/_manifests/tags/*/current/link"):
             tag = link.parent.parent
-            digits = link.read_text().removeprefix("sha256:")
-            repository = tag.parents[2].relative_to(root / "repositories")
-            raw = (root / "blobs/sha256" / digits[:2] / digits / "data").read_bytes()
+            repository = tag.parents[2].relative_to(repositories)
+            raw = self._blob(link.read_text().removeprefix("sha256:")).read_bytes()
             found[f"{repository}:{tag.name}"] = raw
         return found
 
@@ -102,15 +104,20 @@ class Registry:
 
         A blob of another size counts as missing.
         """
-        sizes, missing = self.blobs(), []
+        missing = []
         for name, raw in self.tags().items():
             manifest = json.loads(raw)
+            there = self.linked(name.rpartition(":")[0])
             for entry in [*manifest["layers"], manifest["config"]]:
                 digits = entry["digest"].removeprefix("sha256:")
-                given_out = digits in self.linked(name.rpartition(":")[0])
-                if sizes.get(digits) != entry["size"] or not given_out:
+                path = self._blob(digits)
+                size = path.stat().st_size if path.exists() else None
+                if digits not in there or size != entry["size"]:
                     missing.append(f"{name} {digits}")
         return missing
+
+    def _blob(self, digits: str) -> Path:
+        return self.folder / f"root/docker/registry/v2/blobs/sha256/{digits[:2]}/{digits}/data"
 
 
 @contextmanager
@@ -151,38 +158,33 @@ def registry(
                 "rootcertbundle": str(tokens.certificates),
             }
         }
-    for _ in range(3):  # another program may take the port between
-        port = free_port()
+
+    def line(port: int) -> list[str]:
         config["http"]["addr"] = f"127.0.0.1:{port}"
         (folder / "config.yml").write_text(json.dumps(config))  # JSON is YAML
-        with running(
-            ["docker-registry", "serve", str(folder / "config.yml")], folder / "log"
-        ) as process:
-            if answers(port, process, tls=tls):
-                yield Registry(folder, port, process.pid, tls=tls)
-                return
-    cannot_run(f"docker-registry does not start: {(folder / 'log').read_text()[-2000:]}")
+        return ["docker-registry", "serve", str(folder / "config.yml")]
+
+    with started(line, folder / "log", tls=tls) as port:
+        yield Registry(folder, port, "https" if tls else "http")
 
 
 @contextmanager
 def moto(folder: Path) -> Iterator[str]:
     """Run an S3 server with one empty bucket; give its address."""
     folder.mkdir(parents=True, exist_ok=True)
-    for _ in range(3):
-        port = free_port()
-        line = [sys.executable, "-c", _MOTO, "-H", "127.0.0.1", "-p", str(port)]
-        with running(line, folder / "moto.log") as process:
-            if answers(port, process):
-                connection = HTTPConnection("127.0.0.1", port, timeout=_PATIENCE_S)
-                connection.request("PUT", f"/{BUCKET}")
-                assert connection.getresponse().status == 200
-                connection.close()
-                yield f"http://127.0.0.1:{port}"
-                return
-    cannot_run(f"moto does not start: {(folder / 'moto.log').read_text()[-2000:]}")
+
+    def line(port: int) -> list[str]:
+        return [sys.executable, "-c", _MOTO, "-H", "127.0.0.1", "-p", str(port)]
+
+    with started(line, folder / "moto.log") as port:
+        connection = HTTPConnection("127.0.0.1", port, timeout=_PATIENCE_S)
+        connection.request("PUT", f"/{BUCKET}")
+        assert connection.getresponse().status == 200
+        connection.close()
+        yield f"http://127.0.0.1:{port}"
 
 
-def skopeo(*arguments: str | Path, timeout: float = 300) -> str:
+def skopeo(*arguments: str | Path) -> str:
     """Run skopeo and return what it prints; `cannot_run` where it is missing.
 
     It may talk plain http, and trusts any signature.
@@ -190,7 +192,7 @@ def skopeo(*arguments: str | Path, timeout: float = 300) -> str:
     if shutil.which("skopeo") is None:
         cannot_run("skopeo is not installed (Debian: apt-get install skopeo)")
     line = ["skopeo", "--insecure-policy", *map(str, arguments)]
-    done = subprocess.run(line, capture_output=True, text=True, check=False, timeout=timeout)
+    done = subprocess.run(line, capture_output=True, text=True, check=False)
     assert done.returncode == 0, f"{line}: {done.stderr}"
     return done.stdout
 
@@ -216,33 +218,42 @@ def _storage(folder: Path, bucket: Bucket | None) -> dict[str, Any]:
 
 
 @contextmanager
-def running(line: Sequence[str], log: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """Run a server, whose output goes to ``log``, for as long as the block lasts."""
+def started(
+    line: Callable[[int], Sequence[str | Path]], log: Path, *, tls: bool = False
+) -> Iterator[int]:
+    """Run a server for as long as the block lasts, and give its port when it answers.
+
+    ``line``: its command, for a port. Its output goes to ``log``. `cannot_run` if it does not
+    start.
+    """
     # docker-registry's S3 driver panics at an AWS_CA_BUNDLE.
     environment = {key: os.environ[key] for key in ("PATH", "HOME") if key in os.environ}
-    mortal = ["setpriv", "--pdeathsig", "KILL", *line]  # it ends with the tests, however they end
-    with log.open("wb") as output:
-        process = subprocess.Popen(mortal, stdout=output, stderr=output, env=environment)
-    try:
-        yield process
-    finally:
-        process.kill()
-        process.wait(_PATIENCE_S)
+    mortal = ["setpriv", "--pdeathsig", "KILL"]  # it ends with the tests, however they end
+    for _ in range(3):  # another program may take the port between
+        port = free_port()
+        with log.open("wb") as out:
+            words = [*mortal, *line(port)]
+            process = subprocess.Popen(words, stdout=out, stderr=out, env=environment)
+        try:
+            if _answers(port, process, tls=tls):
+                yield port
+                return
+        finally:
+            process.kill()
+            process.wait()
+    cannot_run(f"{line(0)[0]} does not start: {log.read_text()[-2000:]}")
 
 
-def answers(port: int, process: subprocess.Popen[bytes], *, tls: bool = False) -> bool:
+def _answers(port: int, process: subprocess.Popen[bytes], *, tls: bool) -> bool:
     """Wait until the server answers a request; return False if its process ends before."""
-    until = time.monotonic() + _PATIENCE_S
-    while process.poll() is None and time.monotonic() < until:
-        with suppress(OSError, HTTPException):
-            if tls:
-                trusted = create_default_context(cafile=str(CERTIFICATE))
-                connection: HTTPConnection = HTTPSConnection("127.0.0.1", port, context=trusted)
-            else:
-                connection = HTTPConnection("127.0.0.1", port, timeout=_PATIENCE_S)
+    while process.poll() is None:
+        connection = HTTPConnection("127.0.0.1", port, timeout=_PATIENCE_S)
+        if tls:
+            trusted = create_default_context(cafile=str(CERTIFICATE))
+            connection = HTTPSConnection("127.0.0.1", port, timeout=_PATIENCE_S, context=trusted)
+        with suppress(OSError, HTTPException), closing(connection):
             connection.request("GET", "/")
             connection.getresponse().read()
-            connection.close()
             return process.poll() is None
         time.sleep(0.01)
     return False
