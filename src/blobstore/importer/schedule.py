@@ -241,6 +241,7 @@ class DeclaredFiles:
         file = one.file
         if file.declared is None or stream.digest().hex() != file.declared.hex:
             one.state = _FIRST
+            one.passed.clear()  # blobs that are finished later must not note its end
             self._note(one)  # the next import must not go on with it
             message = f"{file.path}: its bytes are not those of {file.declared}, which its server"
             raise DigestMismatchError(f"{message} declares", path=file.path)
