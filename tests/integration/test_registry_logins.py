@@ -33,10 +33,7 @@ def login(monkeypatch: pytest.MonkeyPatch, host: str, user: str, password: str) 
 
 
 def test_skopeo_and_we_share_a_file(
-    tmp_path: Path,
-    auth_file: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capfd: pytest.CaptureFixture[str],
+    tmp_path: Path, auth_file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     auth_file.write_text(json.dumps({"auths": {"other": {"auth": "eDp5"}}}))
     with registry(tmp_path / "htpasswd", htpasswd=True) as server:
@@ -51,7 +48,6 @@ def test_skopeo_and_we_share_a_file(
         found = [credentials().find(host, name) for name in ("team/model", "teams/model", "")]
         assert found == [known, None, None]
         assert login(monkeypatch, host, USER, f"{PASSWORD}x") == 1
-        assert "refuses user 'alice'" in capfd.readouterr().err
         assert login(monkeypatch, host, USER, PASSWORD) == 0
         assert skopeo("login", "--get-login", host).strip() == USER
         skopeo("logout", host)
@@ -60,13 +56,11 @@ def test_skopeo_and_we_share_a_file(
     assert credentials().find("other") == Login("x", Secret("y"))
 
 
-@pytest.mark.parametrize("by_skopeo", [False, True])
 def test_push_and_pull_behind_a_token_server(
     tmp_path: Path,
     store: Store,
     monkeypatch: pytest.MonkeyPatch,
     capfd: pytest.CaptureFixture[str],
-    by_skopeo: bool,
 ) -> None:
     """Its tokens are signed; anyone may pull."""
     commit(store, "m", b"{}", *(b"%d" % number for number in range(20)))
@@ -80,11 +74,7 @@ def test_push_and_pull_behind_a_token_server(
         assert run(push) == 1
         assert f"blobstore login {server.host}" in capfd.readouterr().err
         assert login(monkeypatch, server.host, TOKEN_USER, "wrong") == 1
-        if by_skopeo:
-            line = ["login", "--tls-verify=false", "-u", TOKEN_USER, "-p", TOKEN_PASSWORD]
-            skopeo(*line, server.host)
-        else:
-            assert login(monkeypatch, server.host, TOKEN_USER, TOKEN_PASSWORD) == 0
+        assert login(monkeypatch, server.host, TOKEN_USER, TOKEN_PASSWORD) == 0
         tokens.asked.clear()
         assert run(push) == 0
         assert server.tags() == {"team/m:latest": store.manifest("m").raw}

@@ -30,9 +30,7 @@ def sharded_checkpoint(folder: Path, files: int, scale: int = 1) -> Path:
         tensors = {one: normal(one, *shape) for one, shape in shapes.items()}
         (folder / name).write_bytes(safetensors_bytes(tensors))
         weight_map |= dict.fromkeys(tensors, name)
-    index = {"metadata": {}, "weight_map": weight_map}
-    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
-    (folder / "config.json").write_text(json.dumps(LLAMA_CONFIG))
+    _write_index(folder, weight_map)
     return folder
 
 
@@ -50,12 +48,21 @@ def expert_shards(folder: Path, files: int, nbytes: int) -> Path:
         for layer in range(layers)
         for number in range(experts)
     ]
+    weight_map: dict[str, str] = {}
     for file in range(files):
         first, last = (len(names) * at // files for at in (file, file + 1))
         tensors = {names[n]: pool[n : n + rows] for n in range(first, last)}
-        path = folder / f"model-{file + 1:05}-of-{files:05}.safetensors"
-        path.write_bytes(safetensors_bytes(tensors))
+        name = f"model-{file + 1:05}-of-{files:05}.safetensors"
+        (folder / name).write_bytes(safetensors_bytes(tensors))
+        weight_map |= dict.fromkeys(tensors, name)
+    _write_index(folder, weight_map)
     return folder
+
+
+def _write_index(folder: Path, weight_map: dict[str, str]) -> None:
+    index = {"metadata": {}, "weight_map": weight_map}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    (folder / "config.json").write_text(json.dumps(LLAMA_CONFIG))
 
 
 class Forgetful(MemoryStore):

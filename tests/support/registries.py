@@ -149,13 +149,13 @@ def registry(
     if htpasswd:
         (folder / "htpasswd").write_text(_HTPASSWD)
         config["auth"] = {"htpasswd": {"realm": "the lab", "path": str(folder / "htpasswd")}}
-    if tokens is not None:
+    if tokens is not None and tokens.keys is not None:
         config["auth"] = {
             "token": {
                 "realm": tokens.realm,
                 "service": SERVICE,
                 "issuer": ISSUER,
-                "rootcertbundle": str(tokens.certificates),
+                "rootcertbundle": str(tokens.keys / "certificate.pem"),
             }
         }
 

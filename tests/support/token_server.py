@@ -1,8 +1,8 @@
 """Servers on loopback that ask for logins: a token server, and a registry's API behind it.
 
 The token server follows distribution's documents (docs/content/spec/auth/token.md, oauth.md). With
-a key its tokens are JWTs that Debian's docker-registry accepts, signed by the command openssl;
-without, they are opaque, and only `GuardedApi` knows them.
+a key its tokens are JWTs that Debian's docker-registry accepts; without, they are opaque, and only
+`GuardedApi` knows them.
 """
 
 from __future__ import annotations
@@ -62,8 +62,8 @@ class TokenServer:
     expires_in: int | None = 300
     public: bool = True
     rights: Collection[str] = ("pull", "push", "delete", "*")
-    key: Path | None = None
-    certificates: Path = Path()
+    keys: Path | None = None
+    """A folder with key.pem and certificate.pem."""
     change: Callable[[dict[str, Any]], Any] = lambda document: document
     granted: dict[str, frozenset[str]] = field(default_factory=dict)
     """The actions of each opaque token: ``repository:name:action``."""
@@ -96,7 +96,7 @@ class TokenServer:
             for action in actions.split(",")
             if action in (self.rights if user is not None else {"pull"})
         )
-        token = secrets.token_urlsafe(24) if self.key is None else self._jwt(rights, user)
+        token = secrets.token_urlsafe(24) if self.keys is None else self._jwt(rights, self.keys)
         self.granted[token] = rights
         document: dict[str, Any] = {"token": token}
         if self.expires_in is not None:
@@ -123,49 +123,32 @@ class TokenServer:
             return None
         return USER if asked.authorization == basic(USER, PASSWORD) else "wrong"
 
-    def _jwt(self, rights: frozenset[str], user: str | None) -> str:
+    def _jwt(self, rights: frozenset[str], keys: Path) -> str:
         """Return a token of RS256, with the certificate of its key (distribution's jwt.md)."""
-        access: dict[tuple[str, str], list[str]] = {}
+        access = []
         for right in sorted(rights):
             kind, name, action = right.rsplit(":", 2)
-            access.setdefault((kind, name), []).append(action)
-        now = int(time.time())
-        pem = self.certificates.read_text().splitlines()
+            access.append({"type": kind, "name": name, "actions": [action]})
+        pem = (keys / "certificate.pem").read_text().splitlines()
         header = {"typ": "JWT", "alg": "RS256", "x5c": ["".join(pem[1:-1])]}
-        claims = {
-            "iss": ISSUER,
-            "sub": user or "",
-            "aud": SERVICE,
-            "exp": now + (self.expires_in or 60),
-            "nbf": now - 10,
-            "iat": now,
-            "jti": secrets.token_hex(8),
-            "access": [
-                {"type": kind, "name": name, "actions": actions}
-                for (kind, name), actions in access.items()
-            ],
-        }
+        until = int(time.time()) + 3600
+        claims = {"iss": ISSUER, "aud": SERVICE, "sub": "", "exp": until, "access": access}
         signed = ".".join(_url64(json.dumps(part).encode()) for part in (header, claims))
-        signature = subprocess.run(
-            ["openssl", "dgst", "-sha256", "-sign", str(self.key)],
-            input=signed.encode(),
-            capture_output=True,
-            check=True,
-        ).stdout
-        return f"{signed}.{_url64(signature)}"
+        line = ["openssl", "dgst", "-sha256", "-sign", keys / "key.pem"]
+        done = subprocess.run(line, input=signed.encode(), capture_output=True, check=True)
+        return f"{signed}.{_url64(done.stdout)}"
 
 
 @contextmanager
-def token_server(folder: Path | None = None) -> Iterator[TokenServer]:
-    """Run a token server; with ``folder``, where its key and certificate are made, of JWTs."""
+def token_server(keys: Path | None = None) -> Iterator[TokenServer]:
+    """Run a token server; with ``keys``, where its key and certificate are made, of JWTs."""
     with server() as running:
-        tokens = TokenServer(running)
-        if folder is not None:
-            folder.mkdir(parents=True, exist_ok=True)
-            tokens.key, tokens.certificates = folder / "key.pem", folder / "certificate.pem"
+        tokens = TokenServer(running, keys=keys)
+        if keys is not None:
+            keys.mkdir(parents=True)
             line = "openssl req -x509 -newkey rsa:2048 -nodes -days 2 -subj /CN=lab"
-            made = ["-keyout", str(tokens.key), "-out", str(tokens.certificates)]
-            subprocess.run([*line.split(), *made], check=True, capture_output=True)
+            made = ["-keyout", "key.pem", "-out", "certificate.pem"]
+            subprocess.run([*line.split(), *made], check=True, capture_output=True, cwd=keys)
         running.play(tokens.answer)
         yield tokens
 

@@ -51,7 +51,7 @@ def test_finished_blobs_are_not_fetched_again_and_lost_ones_are_made_again(sourc
     assert verify(store).is_sound
 
 
-def test_wrong_bytes_make_no_model(source: Path) -> None:
+def test_wrong_bytes_make_no_model_and_are_not_kept(source: Path) -> None:
     store = memory_store()
     with streamed(TINY, declared=True) as fetched:
 
@@ -63,3 +63,5 @@ def test_wrong_bytes_make_no_model(source: Path) -> None:
         with pytest.raises(DigestMismatchError):
             digest(source, store)
     assert store.manifests.names() == []
+    with streamed(TINY, declared=True):
+        assert digest(source, store) == digest(source, MemoryStore())
