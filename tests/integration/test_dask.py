@@ -152,39 +152,49 @@ def test_two_workers_make_the_model_of_one_process(tmp_path: Path) -> None:
         assert store.manifest("m:int4").raw == alone(PYCODE_MOE)
 
 
-def test_an_adaptive_cluster(tmp_path: Path) -> None:
-    """It has no worker at first, starts some for the import, and may retire them meanwhile."""
+@contextmanager
+def in_process(**options: Any) -> Iterator[tuple[Any, Any]]:
+    """Start a cluster in this process; give it with a client."""
     from distributed import Client, LocalCluster
 
-    source = sharded_checkpoint(tmp_path / "m", 8)
     with (
-        LocalCluster(n_workers=0, threads_per_worker=1, dashboard_address=None) as local,
-        Client(local, set_as_default=False) as client,
+        LocalCluster(processes=False, dashboard_address=None, **options) as found,
+        Client(found, set_as_default=False) as client,
     ):
+        yield found, client
+
+
+def test_an_adaptive_cluster(tmp_path: Path) -> None:
+    """It has no worker at first, and starts some for the import."""
+    source, store = sharded_checkpoint(tmp_path / "m", 4), Store(tmp_path / "store")
+    with in_process(n_workers=0, threads_per_worker=1) as (local, client):
         local.adapt(minimum=0, maximum=2)
-        found = distributed.import_model(
-            source, "m", client=client, store=Store(tmp_path / "store"), quant="int4"
-        )
+        found = distributed.import_model(source, "m", client=client, store=store, quant="int4")
     assert found.manifest.raw == alone(source)
 
 
 def test_an_error_of_a_task_or_a_worker_is_the_error_of_the_import(tmp_path: Path) -> None:
     source, store = sharded_checkpoint(tmp_path / "m", 4), Store(tmp_path / "store")
-    plan = plan_import(source)
-    with cluster(tmp_path) as (running, client):
-        running.start_worker(threads=8, memory="250MB")
+    plan, name = plan_import(source), ModelName.of("m")
+    one = {"n_workers": 1, "threads_per_worker": 8}
+    with in_process(**one, memory_limit="250MB") as (_, client):
         with pytest.raises(UsageError, match="250,000,000"):
-            distributed.run_plan_on(client, plan, ModelName.of("m"), store)
-        running.kill_worker()
-        running.start_worker()
-        os.utime(next(source.glob("*-00003-*")), (1, 1))
+            distributed.run_plan_on(client, plan, name, store)
+    os.utime(next(source.glob("*-00003-*")), (1, 1))
+    with in_process(**one, memory_limit="64GB") as (_, client):
         with pytest.raises(CorruptDataError, match="since the plan"):
-            distributed.run_plan_on(client, plan, ModelName.of("m"), store)
+            distributed.run_plan_on(client, plan, name, store)
     assert not store.manifests.names()
 
 
 def test_a_scheduler_that_can_not_be_reached() -> None:
-    with pytest.raises(RemoteError), distributed.connected("dask://127.0.0.1:9"):
+    import dask
+
+    with (
+        dask.config.set({"distributed.comm.timeouts.connect": 1}),
+        pytest.raises(RemoteError),
+        distributed.connected("dask://127.0.0.1:9"),
+    ):
         pass
 
 
