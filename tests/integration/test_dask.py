@@ -176,14 +176,18 @@ def test_an_adaptive_cluster(tmp_path: Path) -> None:
 def test_an_error_of_a_task_or_a_worker_is_the_error_of_the_import(tmp_path: Path) -> None:
     source, store = sharded_checkpoint(tmp_path / "m", 4), Store(tmp_path / "store")
     plan, name = plan_import(source), ModelName.of("m")
-    one = {"n_workers": 1, "threads_per_worker": 8}
-    with in_process(**one, memory_limit="250MB") as (_, client):
-        with pytest.raises(UsageError, match="250,000,000"):
-            distributed.run_plan_on(client, plan, name, store)
+    one: dict[str, Any] = {"n_workers": 1, "threads_per_worker": 8}
+    with (
+        in_process(**one, memory_limit="250MB") as (_, client),
+        pytest.raises(UsageError, match="250,000,000"),
+    ):
+        distributed.run_plan_on(client, plan, name, store)
     os.utime(next(source.glob("*-00003-*")), (1, 1))
-    with in_process(**one, memory_limit="64GB") as (_, client):
-        with pytest.raises(CorruptDataError, match="since the plan"):
-            distributed.run_plan_on(client, plan, name, store)
+    with (
+        in_process(**one, memory_limit="64GB") as (_, client),
+        pytest.raises(CorruptDataError, match="since the plan"),
+    ):
+        distributed.run_plan_on(client, plan, name, store)
     assert not store.manifests.names()
 
 

@@ -134,7 +134,7 @@ class TokenServer:
         until = int(time.time()) + 3600
         claims = {"iss": ISSUER, "aud": SERVICE, "sub": "", "exp": until, "access": access}
         signed = ".".join(_url64(json.dumps(part).encode()) for part in (header, claims))
-        line = ["openssl", "dgst", "-sha256", "-sign", keys / "key.pem"]
+        line = ["openssl", "dgst", "-sha256", "-sign", str(keys / "key.pem")]
         done = subprocess.run(line, input=signed.encode(), capture_output=True, check=True)
         return f"{signed}.{_url64(done.stdout)}"
 
