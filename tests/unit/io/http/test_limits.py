@@ -146,19 +146,3 @@ def test_the_first_failure_ends_all(server: Server) -> None:
     with Remote(connections=2, retry_policy=patient_policy()) as remote:
         error = refusal(lambda: read_all(WebFolder(remote, server.at(""))))
     assert (type(error), error.rule) == (HeaderError, "F7")
-
-
-def test_leaving_the_block_ends_the_others(server: Server) -> None:
-    """The caller raises, because the first file contradicts its index, while others load."""
-
-    def answer(asked: Asked) -> Iterator[bytes]:
-        is_first = asked.target.endswith(NAMES[0])
-        yield from part(asked, safetensors_file(100)) if is_first else repeat(WAIT)
-
-    script = server.play(answer)
-    with Remote(connections=3, retry_policy=patient_policy()) as remote:
-        folder = WebFolder(remote, server.at(""))
-        with pytest.raises(ZeroDivisionError), folder.reading(NAMES, header_of) as headers:
-            assert len(next(headers).tensors) / 0
-        assert len(script.asked) <= 4
-        read_all(folder, NAMES[:1])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
@@ -344,25 +344,3 @@ def test_cancelling_ends_all(server: Server, client: Remote) -> None:
         cancellation.cancel()
         assert {type(one.result(600)) for one in running} == {RemoteError}
     assert "cancelled" in str(refusal(partial(fill, "c")))
-
-
-FAULTS: list[Answer] = [
-    *[right] * 12,
-    *(cut(0), cut(70 * KIB), chunked),
-    lambda asked: right(asked)[:1],  # the connection ends after a right reply
-    lambda _: [],
-    lambda _: reply(500, body=b"broken"),
-    lambda _: reply(429, 'RateLimit: "x";r=1;t=300'),
-    lambda asked: part(asked, DATA, ETAG, longest=65 * KIB),
-]
-
-
-def test_faults_in_any_order_give_the_right_bytes(server: Server, client: Remote) -> None:
-    choose, lock = random.Random(1), threading.Lock()
-
-    def answer(asked: Asked) -> Iterable[bytes]:
-        with lock:
-            return choose.choice(FAULTS)(asked)
-
-    server.play(answer)
-    assert filled_in_steps(opened(client, server.url), 160 * KIB, threads=4) == DATA
