@@ -14,20 +14,13 @@ from blobstore.model.loader import Tensor
 
 def bits(array: Any) -> bytes:
     """Return the bytes of an array's elements in order."""
+    if 0 in array.shape:
+        return b""
     if isinstance(array, torch.Tensor):
-        return (
-            array.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
-            if array.numel()
-            else b""
-        )
-    if isinstance(array, mx.array):
-        flat = array.reshape(-1)
-        return (
-            np.array(flat if array.dtype == mx.bool_ else flat.view(mx.uint8)).tobytes()
-            if array.size
-            else b""
-        )
-    return np.ascontiguousarray(array).tobytes()
+        return array.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+    if isinstance(array, mx.array) and array.dtype != mx.bool_:
+        return np.array(array.reshape(-1).view(mx.uint8)).tobytes()
+    return np.array(array).tobytes()
 
 
 def plain(tensor: Tensor) -> Array:

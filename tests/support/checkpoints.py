@@ -15,18 +15,12 @@ import numpy as np
 BF16 = np.dtype(ml_dtypes.bfloat16)
 _NAMES = {
     BF16: "BF16",
-    np.dtype(np.float16): "F16",
-    np.dtype(np.float32): "F32",
-    np.dtype(np.float64): "F64",
-    np.dtype(np.uint8): "U8",
-    np.dtype(np.uint32): "U32",
-    np.dtype(np.int16): "I16",
-    np.dtype(np.int32): "I32",
-    np.dtype(np.int64): "I64",
-    np.dtype(np.int8): "I8",
     np.dtype(ml_dtypes.float8_e4m3fn): "F8_E4M3",
     np.dtype(ml_dtypes.float8_e5m2): "F8_E5M2",
     np.dtype(ml_dtypes.float8_e8m0fnu): "F8_E8M0",
+    **{np.dtype(f"float{bits}"): f"F{bits}" for bits in (16, 32, 64)},
+    **{np.dtype(f"int{bits}"): f"I{bits}" for bits in (8, 16, 32, 64)},
+    **{np.dtype(f"uint{bits}"): f"U{bits}" for bits in (8, 32)},
 }
 LLAMA_CONFIG: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],
@@ -48,12 +42,8 @@ def safetensors_bytes(
             "data_offsets": [offset, offset + array.nbytes],
         }
         offset += array.nbytes
-    text = json.dumps(header).encode()
-    return (
-        struct.pack("<Q", len(text))
-        + text
-        + b"".join(np.ascontiguousarray(array).tobytes() for array in tensors.values())
-    )
+    data = b"".join(np.ascontiguousarray(array).tobytes() for array in tensors.values())
+    return raw_safetensors(header, data)
 
 
 def raw_safetensors(header: Mapping[str, Any] | bytes, data: bytes = b"") -> bytes:
@@ -68,7 +58,7 @@ def normal(name: str, *shape: int, dtype: Any = BF16, scale: float = 0.02) -> np
     return (generator.standard_normal(shape, dtype=np.float32) * np.float32(scale)).astype(dtype)
 
 
-def small_tensors(dtype: Any = BF16) -> dict[str, np.ndarray[Any, Any]]:
+def small_tensors() -> dict[str, np.ndarray[Any, Any]]:
     """Return a one-layer model's tensors: an embedding, a norm, three projections, a head."""
     shapes = {
         "lm_head.weight": (96, 64),
@@ -78,7 +68,7 @@ def small_tensors(dtype: Any = BF16) -> dict[str, np.ndarray[Any, Any]]:
         "model.layers.0.mlp.up_proj.weight": (128, 64),
         "model.layers.0.self_attn.q_proj.weight": (64, 64),
     }
-    return {name: normal(name, *shape, dtype=dtype) for name, shape in shapes.items()}
+    return {name: normal(name, *shape) for name, shape in shapes.items()}
 
 
 def write_checkpoint(
