@@ -8,7 +8,7 @@ transformers saves the checkpoint. ``also``: a JSON merge patch of config.json, 
 checkpoints have and those of transformers 5 have not.
 
 mlx-lm's network is made, and ``undo`` takes back what its ``sanitize`` did, by functions of
-made_by_mlx_lm.py and their arguments. ``changes_values``: that ``sanitize`` computes other values.
+made_by_mlx_lm.py and their arguments.
 """
 
 from __future__ import annotations
@@ -67,11 +67,7 @@ def _transformers(name: str, recipe: dict[str, Any], folder: Path) -> None:
 
 def _mlx_lm(name: str, recipe: dict[str, Any], folder: Path) -> None:
     made_by_mlx_lm.make(
-        folder,
-        recipe.get("of", name),
-        recipe.get("overrides", {}),
-        recipe.get("undo", []),
-        changes_values=recipe.get("changes_values", False),
+        folder, recipe.get("of", name), recipe.get("overrides", {}), recipe.get("undo", [])
     )
 
 
