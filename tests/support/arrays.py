@@ -17,7 +17,7 @@ def bits(array: Any) -> bytes:
     if 0 in array.shape:
         return b""
     if isinstance(array, torch.Tensor):
-        return array.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+        return bytes(array.contiguous().reshape(-1).view(torch.uint8).numpy())
     if isinstance(array, mx.array) and array.dtype != mx.bool_:
         return np.array(array.reshape(-1).view(mx.uint8)).tobytes()
     return np.array(array).tobytes()
