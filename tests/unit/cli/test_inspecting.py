@@ -166,17 +166,6 @@ def test_a_report_is_written_once(imported: Cli, source: Path, tmp_path: Path) -
     assert "already exists" in imported.refused(*plan)
 
 
-def test_the_other_side_of_a_report_is_a_path_if_there_is_one(
-    imported: Cli, source: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    imported.text("cp", "m", "tiny")
-    monkeypatch.chdir(source.parent)
-    imported.text("report", "m", "--against", "tiny", "-o", "a.html")
-    assert inlined(Path("a.html"))["answers"]["quality"]["against"] == "tiny"
-    imported.text("report", "m", "--against", "tiny:latest", "-o", "b.html")
-    assert inlined(Path("b.html"))["diff"]["a"] == "tiny:latest"
-
-
 @pytest.mark.parametrize(
     ("words", "code", "says"),
     [

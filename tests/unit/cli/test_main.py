@@ -6,14 +6,11 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
-from typing import Annotated
 
 import pytest
-import typer
 from support.commands import Cli
 
 from blobstore import hashing, kernels
-from blobstore.cli.main import LightCommand
 
 Command = Callable[..., subprocess.CompletedProcess[str]]
 
@@ -55,51 +52,6 @@ def test_incomplete_commands_name_the_help(cli: Cli, words: str, says: str, comm
     error, hint, _ = cli.refused(*words.split()).split("\n")
     assert says in error
     assert hint == f"Hint: {command} --help shows what is possible."
-
-
-# Values are read without typer's validators, which take time, as typer reads them.
-
-
-def given(
-    name: Annotated[str, typer.Argument()],
-    others: Annotated[list[str] | None, typer.Argument()] = None,
-    *,
-    text: str | None = None,
-    texts: Annotated[list[str] | None, typer.Option("--texts")] = None,
-    number: int | None = None,
-    positive: Annotated[float | None, typer.Option(min=0)] = None,
-    flag: bool = False,
-    parsed: Annotated[str | None, typer.Option(parser=len)] = None,
-    with_default: str = "default",
-) -> list[object]:
-    return [name, others, text, texts, number, positive, flag, parsed, with_default]
-
-
-def answer(words: list[str], kind: type[LightCommand] | None) -> object:
-    """Return what a function is called with, or the message and the exit code of the refusal."""
-    own = typer.Typer(add_completion=False, rich_markup_mode=None)
-    own.command("it", cls=kind)(given)
-    try:
-        return typer.main.get_command(own)(words, standalone_mode=False)
-    except typer.TyperException as error:
-        return error.format_message(), error.exit_code
-
-
-@pytest.mark.parametrize(
-    "words",
-    [
-        "a b c --text x --texts y --texts z --with-default w",
-        "a --number 5 --positive 2.5 --flag --parsed four",
-        "a --number five",
-        "a --positive -1",
-        "",
-        "a --text",
-        "--help",
-    ],
-)
-def test_values_and_messages_are_typers(words: str, capsys: pytest.CaptureFixture[str]) -> None:
-    ours, printed = answer(words.split(), LightCommand), capsys.readouterr()
-    assert (ours, printed) == (answer(words.split(), None), capsys.readouterr())
 
 
 # The end of a process

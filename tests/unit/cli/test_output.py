@@ -7,17 +7,15 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
-import typer
 from support.checkpoints import normal, small_tensors, write_checkpoint
 from support.commands import Cli
 from support.stores import unprivileged
 
 import blobstore
-from blobstore.cli.main import app, run
+from blobstore.cli.main import run
 from blobstore.cli.output import age, duration, parse_size, printable, progress_bar, with_flags
 from blobstore.errors import UsageError
 from blobstore.io.workers import start_progress
@@ -42,13 +40,6 @@ def test_names_of_files_and_tensors_are_printed_escaped(cli: Cli, tmp_path: Path
     assert "evil" in texts[0]
 
 
-def flags_in(group: Any) -> set[str]:
-    """Return the flags of all commands."""
-    own = {flag for parameter in group.params for flag in parameter.opts}
-    names = getattr(group, "commands", ())
-    return own.union(*(flags_in(group.get_command(None, name)) for name in names))
-
-
 @pytest.mark.parametrize(
     ("hint", "shown"),
     [
@@ -62,8 +53,6 @@ def test_an_option_that_a_hint_of_the_library_names_is_shown_as_its_flag(
     hint: str, shown: str
 ) -> None:
     assert with_flags(hint) == shown
-    flags = {word.strip("(.,") for word in shown.split() if word.strip("(").startswith("--")}
-    assert flags <= flags_in(typer.main.get_command(app))
 
 
 def test_sizes_and_times_are_read_and_shown() -> None:
@@ -105,9 +94,9 @@ COMMANDS = [
 ]
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def places() -> Iterator[dict[str, Path]]:
-    """Folders that other users may enter, and one that they may not, with the same in it."""
+    """Folders that other users may enter, and one that they may only list, with the same in it."""
     codecs.lookup("utf-8-sig")  # of a Modelfile: the other user may not read this Python's files
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder)
@@ -122,22 +111,18 @@ def places() -> Iterator[dict[str, Path]]:
         (root / "new").mkdir(mode=0o777)
         for place in (root, closed):
             blobstore.import_model(source, "m", store=blobstore.open_store(place / "store"))
-        paths = {name: root / name for name in ("open", "closed", "new", "store", "from")}
-        yield paths
+        closed.chmod(0o444)
+        yield {name: root / name for name in ("open", "closed", "new", "store", "from")}
+        closed.chmod(0o755)
 
 
-@pytest.mark.parametrize("mode", [0o000, 0o444], ids=["no right", "only to list"])
 def test_a_folder_that_may_not_be_searched_is_one_sentence(
-    places: dict[str, Path], capsys: pytest.CaptureFixture[str], mode: int
+    places: dict[str, Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    places["closed"].chmod(mode)
-    try:
-        for words in COMMANDS:
-            with unprivileged():
-                code = run(words.format(**places).split())
-            err = capsys.readouterr().err
-            assert code in (1, 2), words
-            assert err.startswith("Error: "), words
-            assert err.count("\n") == 1 + err.count("\nHint: "), words
-    finally:
-        places["closed"].chmod(0o755)
+    for words in COMMANDS:
+        with unprivileged():
+            code = run(words.format(**places).split())
+        err = capsys.readouterr().err
+        assert code in (1, 2), words
+        assert err.startswith("Error: "), words
+        assert err.count("\n") == 1 + err.count("\nHint: "), words

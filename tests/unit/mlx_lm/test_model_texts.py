@@ -57,18 +57,6 @@ def test_layers_and_documents(tmp_path: Path, store: Store) -> None:
     )
 
 
-@pytest.mark.parametrize(
-    ("config", "context"),
-    [
-        ({"max_position_embeddings": None, "text_config": {"max_position_embeddings": 8}}, 8),
-        ({"max_position_embeddings": "many"}, None),
-    ],
-)
-def test_the_context(config: Any, context: int | None, tmp_path: Path, store: Store) -> None:
-    stored(tmp_path / "m", store, **config)
-    assert texts(store).context == context
-
-
 def replace_layer(store: Store, media_type: str, data: bytes) -> None:
     path = manifest_path(store, "m")
     manifest = json.loads(path.read_text())
