@@ -28,7 +28,7 @@ CHAT_TEMPLATE = """\
 {%- endfor %}
 {%- if add_generation_prompt %}{{ "# assistant\\n" }}{% endif %}"""
 COMMAND = (sys.executable, "-m", "blobstore")
-_PATIENCE_S = 120
+_PATIENCE_S = 600
 
 
 def that_chats(folder: Path, source: Path, template: str = CHAT_TEMPLATE) -> Path:

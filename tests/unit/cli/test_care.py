@@ -66,22 +66,6 @@ def test_models_without_manifests_are_forgotten_only_if_asked(cli: Cli, source: 
     assert cli.text("repair", "m").startswith("Restored the manifest of m:latest")
 
 
-def test_du(cli: Cli) -> None:
-    commit_model(cli.store, "m", b"one", b"both")
-    commit_model(cli.store, "n", b"both")
-    assert cli.json("du") == {
-        "blobs": 2,
-        "bytes": 7,
-        "models": [
-            {"name": "m:latest", "bytes": 7, "unique": 3, "shared": 4},
-            {"name": "n:latest", "bytes": 4, "unique": 0, "shared": 4},
-        ],
-        "reclaimable": 0,
-        "trash": 0,
-    }
-    assert cells(cli.text("du", "m").splitlines()[1]) == ["m:latest", "7 B", "3 B", "4 B"]
-
-
 def test_a_packed_model_is_shown_as_packed_and_needs_unpacking(cli: Cli, source: Path) -> None:
     cli.text("import", source, "m", "--quant", "int4")
     cli.text("pack", "m")

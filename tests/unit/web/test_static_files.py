@@ -5,10 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from starlette.applications import Starlette
-from starlette.routing import Mount
 from support.web_client import Client
 
+from blobstore.store.local.store import Store
 from blobstore.web import application
 from blobstore.web.pages import FOLDER, PAGES
 
@@ -39,13 +38,16 @@ def test_nothing_else_has_an_address(client: Client, path: str) -> None:
     assert client.get(path).status == 404
 
 
-def test_links_out_of_the_folder_are_not_followed(tmp_path: Path) -> None:
+def test_links_out_of_the_folder_are_not_followed(
+    tmp_path: Path, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
     folder = tmp_path / "static"
     folder.mkdir()
     (folder / "own.js").write_text("own")
     (tmp_path / "secret.js").write_text("secret")
     (folder / "link.js").symlink_to(tmp_path / "secret.js")
     (folder / "up").symlink_to(tmp_path)
-    client = Client(Starlette(routes=[Mount("/static", application._Static(directory=folder))]))
+    monkeypatch.setattr(application, "FOLDER", folder)
+    client = Client(application.application(store, application.Hosts("127.0.0.1")))
     found = [client.get(f"/static/{path}").status for path in ("own.js", "link.js", "up/secret.js")]
     assert found == [200, 404, 404]
