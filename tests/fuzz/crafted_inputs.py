@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import base64
 import functools
-import gzip
 import hashlib
 import io
 import json
@@ -21,7 +20,6 @@ import zstandard
 MB = 10**6
 BAD = "store/manifests/registry.ollama.ai/library/bad/1"
 Bytes = Callable[[], bytes]
-Reply = tuple[int, dict[str, str], bytes]
 
 
 def array(item: str, size: int = MB) -> str:
@@ -139,11 +137,10 @@ def block(kind: bytes, size: int, data: bytes = b"") -> bytes:
     return info.tobuf(tarfile.GNU_FORMAT) + data.ljust(-len(data) % 512 + len(data), b"\0")
 
 
-def squeezed(data: bytes, times: int = 1, *, by: str = "zstd") -> bytes:
-    """Return ``data`` repeated, as one frame of zstd or a gzip stream."""
+def squeezed(data: bytes, times: int = 1) -> bytes:
+    """Return ``data`` repeated, as one frame of zstd."""
     out = io.BytesIO()
-    compressor = zstandard.ZstdCompressor(9).stream_writer(out, closefd=False)
-    with compressor if by == "zstd" else gzip.GzipFile(fileobj=out, mode="wb") as writer:
+    with zstandard.ZstdCompressor(9).stream_writer(out, closefd=False) as writer:
         for _ in range(times):
             writer.write(data)
     return out.getvalue()
@@ -177,47 +174,25 @@ def restarted() -> bytes:
     return squeezed(tar(("zeros", bytes(500 * MB)), *blobs, blob(b"{}"), index(models), LAYOUT))
 
 
-# Requests
-
-
-def get(path: str, fields: str = "", method: str = "GET") -> bytes:
-    head = f"{method} {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n{fields}\r\n"
-    return head.encode()
-
-
-def post(body: bytes) -> bytes:
-    fields = f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n"
-    return get("/v1/chat/completions", fields, "POST") + body
-
-
-def chat(text: str = "hi", times: int = 1) -> bytes:
-    messages = [{"role": "user", "content": text}] * times
-    return post(json.dumps({"messages": messages, "max_tokens": 1}).encode())
-
-
-# The inputs: of each kind, where its file lies, and the commands that read it. Lines of paths are
-# pages of one server; ``serve --lm`` gets a chat.
+# The inputs: of each kind, where its file lies, and the commands that read it.
 
 # fmt: off
-LM = "serve --lm"
 STORED = """list; list --json; show bad:1; show bad:1 --tensors --json; inspect bad:1; verify --quick;
     verify bad:1; du; du bad:1; prune --dry-run; cp bad:1 other:1; diff good:1 bad:1;
     export bad:1 {at}/out; save bad:1 -o {at}/bad.tar; quality bad:1 --against {at}/model;
     report bad:1 -o {at}/bad.html; repair bad:1;
     sign bad:1 --key {at}/k.key --identity localhost/a/b:c;
-    / /api/models /api/model?name=bad:1 /api/tensors?model=bad:1 /api/usage /api/plots/shared
-    /api/diff?a=good:1&b=bad:1 /v2/library/bad/manifests/1 /v2/library/bad/tags/list /usage;
     pack bad:1; rm good:1; rm bad:1; prune --grace 0s --sole-owner"""
 READ = """inspect {at}/model; inspect {at}/model --tensors --json; plan {at}/model;
     plan {at}/model --target-bpw 5 --json; import {at}/model bad:1 --quant int4;
     quality good:1 --against {at}/model; repair good:1 --from {at}/model"""
-TALK = "import {at}/model bad:1; run bad:1 hi --max-tokens 1; "
+TALK = "import {at}/model bad:1; run bad:1 hi --max-tokens 1"
 PLACES = {
     "manifest": (BAD, STORED), "blob": (None, STORED), "stored file": (None, STORED),
     "checkpoint": ("model/{name}", READ + "; " + TALK), "config.json": ("model/config.json", READ),
     "header": ("model/model.safetensors", "metadata get {at}/model/model.safetensors; "
                "metadata rm {at}/model/model.safetensors a; " + READ),
-    "template": ("model/chat_template.jinja", f"{TALK}; {LM} bad:1"),
+    "template": ("model/chat_template.jinja", TALK),
     "tokenizer": ("model/tokenizer.json", TALK),
     "policy": ("bad.toml", "plan {at}/model --policy {at}/bad.toml"),
     "policy of JSON": ("bad.json", "plan {at}/model --policy {at}/bad.json"),
@@ -227,10 +202,6 @@ PLACES = {
     "Modelfile": ("Modelfile", "import {at}/model bad:1 -f {at}/Modelfile; show bad:1; list"),
     "key": ("bad.key", "verify good:1 --key {at}/bad.key; sign good:1 --key {at}/bad.key"),
     "archive": ("bad.tar", "load {at}/bad.tar --list; load - < {at}/bad.tar; load {at}/bad.tar"),
-    "server": (None, "inspect http://{host}/m; inspect http://{host}/m --tensors --json"),
-    "registry": (None, """pull {host}/library/bad:1; push good:1 --to {host}/library/bad:1;
-        pull {host}/library/bad:1 --policy {at}/policy.json"""),
-    "page": (None, "/"), "chat": (None, f"{LM} good:1"),
 }
 FILES: tuple[tuple[str, str, Bytes], ...] = (
     *((kind, name, functools.partial(inside, name))
@@ -272,32 +243,6 @@ MAKERS: tuple[tuple[str, str, Callable[[Path], None]], ...] = (
     ("checkpoint", "4,000 names of a hole of 255 MB", documents),
     ("manifest", "3,000 names", models),
 )
-REPLIES: tuple[tuple[str, str, Callable[[], dict[str, Reply]]], ...] = (
-    ("registry", "manifest of 1 MB of []", lambda: {"manifests": (200, {}, inside("[] without end"))}),
-    ("registry", "manifest of 900 MB, compressed", lambda: {
-        "manifests": (200, {"Content-Encoding": "gzip"}, squeezed(bytes(MB), 900, by="gzip"))}),
-    ("registry", "tags/list without end", lambda: {"manifests": (404, {}, b""), "tags": (200, {
-        "Link": '</v2/library/bad/tags/list?last={n}>; rel="next"'}, b'{"name":"a","tags":["a"]}')}),
-    ("registry", "token of 1 MB of []", lambda: {
-        "token": (200, {}, inside("[] without end", '"token":"t","x":')),
-        "": (401, {"WWW-Authenticate": 'Bearer realm="{me}/token",service="s"'}, b"")}),
-    ("server", "15,000 empty tensors", lambda: {
-        "index": (404, {}, b""), "m/model.safetensors": (200, {}, header("15,000 empty tensors"))}),
-    ("server", "index of 900 MB, compressed", lambda: {
-        "index": (200, {"Content-Encoding": "gzip"}, squeezed(bytes(MB), 900, by="gzip"))}),
-)
-REQUESTS: tuple[tuple[str, str, Bytes], ...] = (
-    ("page", "query of 1 MB", lambda: get("/api/model?name=" + "a" * MB)),
-    ("page", "1,000 models to compare", lambda: get("/api/plots/frontier?models=" + "good:1," * 1_000)),
-    ("page", "head of 1 MB", lambda: get("/", "X: y\r\n" * (MB // 6))),
-    ("page", "2,000 ranges of a blob", lambda: get(
-        "/v2/library/good/blobs/{blob}", f"Range: bytes={'0-,' * 2_000}0-\r\n")),
-    ("chat", "prompt of two letters", chat),
-    ("chat", "prompt of 1 MB", lambda: chat("a b " * (MB // 4))),
-    ("chat", "30,000 messages", lambda: chat("a", 30_000)),
-    ("chat", "tools of 1 MB of []", lambda: post(inside("[] without end", '"messages":[],"tools":'))),
-    ("chat", "body nested 400,000 deep", lambda: post(inside("nested 400,000 deep"))),
-)
 # fmt: on
 
 
@@ -305,3 +250,12 @@ def pem(text: bytes) -> bytes:
     """Return a private key as cosign writes it."""
     kind = b"ENCRYPTED SIGSTORE PRIVATE KEY-----\n"
     return b"-----BEGIN %s%s-----END %s" % (kind, base64.encodebytes(text), kind)
+
+
+def file_of(kind: str, name: str, data: Bytes) -> tuple[str, str, Callable[[Path], None]]:
+    """Return the input that is one file of a kind's place."""
+    path = str(PLACES[kind][0]).format(name=name.split(maxsplit=1)[0])
+    return kind, name, lambda folder: put(folder / path, data())
+
+
+INPUTS = [*(file_of(*row) for row in FILES), *MAKERS]

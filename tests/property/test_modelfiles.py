@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 
-from hypothesis import given, strategies as st
+from hypothesis import given, settings, strategies as st
 
 from blobstore.errors import BlobStoreError
 from blobstore.formats.modelfile import Modelfile
@@ -36,6 +36,7 @@ def test_any_bytes_are_a_modelfile_or_one_of_our_errors(raw: bytes) -> None:
         Modelfile.parse(raw).layers()
 
 
+@settings(max_examples=50)
 @given(
     texts.filter(lambda text: '"""' not in text and not text.endswith('"')),
     st.lists(texts.filter(lambda text: '"' not in text)),

@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from hypothesis import given, strategies as st
+from hypothesis import given, settings, strategies as st
 from hypothesis.extra.numpy import arrays
 from support.weights import DTYPES, TARGETS, TWIN, parts_of, raw_or_nan
 
@@ -76,6 +76,7 @@ def beside_others(groups: Array, place: int) -> Array:
     return weights
 
 
+@settings(max_examples=50)
 @given(data=st.data())
 def test_affine_errors_are_half_a_step_or_what_falls_short_of_the_range(
     data: st.DataObject,
@@ -94,6 +95,7 @@ def test_affine_errors_are_half_a_step_or_what_falls_short_of_the_range(
     assert (error <= step + rounding).all()
 
 
+@settings(max_examples=50)
 @given(data=st.data())
 def test_mx_errors_are_half_the_distance_between_codes(data: st.DataObject) -> None:
     quant_type = data.draw(st.sampled_from(["mxfp4", "mxfp8"]))
@@ -121,6 +123,7 @@ def bits(data: st.DataObject, dtype: Any, count: int) -> Array:
     return drawn.reshape(1, -1)
 
 
+@settings(max_examples=50)
 @given(data=st.data())
 def test_every_target_equals_twin_for_any_bits(data: st.DataObject) -> None:
     quant_type, dtype = data.draw(any_type), data.draw(st.sampled_from(DTYPES))
@@ -132,6 +135,7 @@ def test_every_target_equals_twin_for_any_bits(data: st.DataObject) -> None:
             assert outcome(weights, quant_type, group_size, method, kernel) == expected, name
 
 
+@settings(max_examples=50)
 @given(data=st.data())
 def test_every_target_dequantizes_any_bits_as_the_twin(data: st.DataObject) -> None:
     quantization = kernels.quantization_of(data.draw(any_type))

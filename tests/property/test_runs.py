@@ -109,7 +109,7 @@ def check_sources(blob: PlannedBlob, runs: list[Run]) -> None:
     assert sum(run.source_bytes for run in runs) == blob.source_bytes
 
 
-@settings(max_examples=50)
+@settings(max_examples=40)
 @given(sources(), OPTIONS, st.sampled_from([1024, 4096, 65_536, 4 * 2**20]))
 def test_runs_cover_a_blob_once(
     tensors: list[SourceTensor], options: dict[str, Any], chunk: int

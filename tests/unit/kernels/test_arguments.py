@@ -198,7 +198,7 @@ def arrays(draw: st.DrawFn) -> Array:
     return array
 
 
-@settings(max_examples=60)
+@settings(max_examples=40)
 @given(arrays(), arrays(), st.none() | arrays(), st.none() | arrays(), st.sampled_from(TYPES))
 def test_any_arrays_are_quantized_and_dequantized_or_refused(
     array: Array, scale: Array, bias: Array | None, factor: Array | None, quant_type: str

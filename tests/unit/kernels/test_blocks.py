@@ -81,28 +81,6 @@ def test_every_code_with_scales_of_every_kind(kernel: kernels.Kernel) -> None:
         np.testing.assert_array_equal(raw(values), found.reshape(-1))
 
 
-@pytest.mark.parametrize(
-    ("code", "scale", "bits"),
-    [
-        pytest.param(0x00, -1.0, 0x8000, id="zero by a negative scale"),
-        pytest.param(0x38, 1 + 2.0**-8, 0x3F80, id="tie to the even value below"),
-        pytest.param(0x38, 1 + 3 * 2.0**-8, 0x3F82, id="tie to the even value above"),
-        pytest.param(0x39, float.fromhex("0x1.d38e38p-1"), 0x3F84, id="rounded to float32 first"),
-        pytest.param(0x01, 2.0**-124, 0x0001, id="smallest BF16"),
-        pytest.param(0x7E, 2.0**-140, 0x0004, id="three and a half of it"),
-        pytest.param(0xFE, 1e38, 0xFF80, id="beyond float32, negative"),
-        pytest.param(0x38, 3.4e38, 0x7F80, id="finite in float32, beyond BF16"),
-        pytest.param(0x00, np.inf, NAN, id="zero times infinity"),
-        pytest.param(0xB8, -np.nan, NAN, id="negative NaN scale"),
-    ],
-)
-def test_values_computed_by_hand(code: int, scale: float, bits: int) -> None:
-    for kernel in KERNELS:
-        run = BlockRun(rows=1, cols=70, first=0, count=70)
-        values = decoded(np.full(70, code, np.uint8), np.full(1, scale, F32), run, kernel)
-        assert set(raw(values).tolist()) == {bits}
-
-
 @any_kernel
 @pytest.mark.parametrize("stack", STACKS, ids=str)
 def test_runs_have_the_bits_of_the_whole_and_nothing_around_them_is_written(
