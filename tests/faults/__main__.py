@@ -18,7 +18,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from faults import errors, intruders, kills, pairs, power_cuts, small_disks, soak
+from faults import errors, intruders, kills, power_cuts, small_disks, soak
 from faults.lab.cases import Task
 from faults.lab.commands import warm_up
 from faults.lab.disks import FORMATS
@@ -30,7 +30,6 @@ EXPERIMENTS = {
     "errors": (errors.experiment, 60),
     "small_disks": (small_disks.experiment, 16),
     "soak": (soak.experiment, 200),
-    "pairs": (pairs.experiment, 24),
     "intruders": (intruders.experiment, 60),
 }
 """Each experiment, and how many faults its short form has."""

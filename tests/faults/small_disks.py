@@ -13,7 +13,7 @@ from support.mounts import keep_mounts_private, mount
 
 _TRIED = (
     *("import", "import over an older one", "import of a large tensor", "cp over another"),
-    *("unpack", "rm", "prune", "export", "metadata set with a longer header"),
+    *("unpack", "rm", "prune", "export", "metadata set in a longer header"),
 )
 _ENOUGH = 10_000
 _HALF = _ENOUGH // 2

@@ -74,10 +74,8 @@ def _soak(
     (folder / "store").mkdir(parents=True)
     pids = []
     for number in range(_WORKERS):
-        sys.stderr.flush()
         if (pid := os.fork()) == 0:
-            chance = random.Random(f"{number} {folder}")
-            Worker(folder, number, choices, truths, chance, figures).be(-(-count // _WORKERS))
+            _be_a_worker(Worker(folder, number, choices, truths, figures.is_quiet), count)
         pids.append(pid)
     known: dict[str, str] = {}
     for number, pid in enumerate(pids):
@@ -89,6 +87,19 @@ def _soak(
         figures.counts.update(counts)
         figures.faults.update(faults)
     _check_the_end(folder / "store", known, truths, figures)
+
+
+def _be_a_worker(worker: Worker, count: int) -> None:
+    """Do a part of ``count`` operations; this never returns."""
+    code = 1
+    try:
+        worker.work(-(-count // _WORKERS))
+        code = 0
+    except BaseException:  # noqa: BLE001  # whatever it is, it is the worker's end
+        traceback.print_exc()
+    finally:
+        sys.stderr.flush()
+        os._exit(code)
 
 
 def _check_the_end(root: Path, known: Models, truths: dict[str, Truth], figures: Figures) -> None:
@@ -113,75 +124,52 @@ class Worker:
     """One process of the soak: its names, and the models that they have."""
 
     def __init__(
-        self,
-        folder: Path,
-        number: int,
-        choices: Choices,
-        truths: dict[str, Truth],
-        chance: random.Random,
-        figures: Figures,
+        self, folder: Path, number: int, choices: Choices, truths: dict[str, Truth], is_quiet: bool
     ) -> None:
         """Begin with no models."""
         self._result, self._root = folder / f"worker{number}", folder / "store"
         self._store = open_store(self._root)
         self._own = [f"own{number}{name}:latest" for name in range(4)]
-        self._choices, self._truths, self._chance = choices, truths, chance
-        choices.chance = chance
+        self._choices, self._truths = choices, truths
+        self._chance = choices.chance = random.Random(f"{choices.chance.random()} {number}")
         self._models: dict[str, str] = {}
         self._open: deque[tuple[blobstore.Model, str]] = deque()
-        self._figures = Figures(is_quiet=figures.is_quiet)
+        self._figures = Figures(is_quiet=is_quiet)
 
-    def be(self, count: int) -> None:
-        """Do so many operations, write down what was counted and what is known, and end."""
-        code = 1
-        try:
-            for _ in range(count):
-                kind = self._chance.choices(list(_KINDS), list(_KINDS.values()))[0]
-                self._figures.counts[kind] += 1
-                self._do(kind)
-            while self._open:
-                self._read(*self._open.popleft())
-            result = [self._models, self._figures.counts, self._figures.faults]
-            self._result.write_text(json.dumps(result))
-            code = 0
-        except BaseException:  # noqa: BLE001  # whatever it is, it is the worker's end
-            traceback.print_exc()
-        finally:
-            sys.stderr.flush()
-            os._exit(code)
+    def work(self, count: int) -> None:
+        """Do so many operations, write down what was counted and what is known."""
+        for kind in self._chance.choices(list(_KINDS), list(_KINDS.values()), k=count):
+            self._figures.counts[kind] += 1
+            self._do(kind)
+        while self._open:
+            self._read(*self._open.popleft())
+        result = [self._models, self._figures.counts, self._figures.faults]
+        self._result.write_text(json.dumps(result))
 
     def _do(self, kind: str) -> None:
         is_shared = self._chance.random() < _ON_SHARED
+        name = self._chance.choice(_SHARED if is_shared else self._own)
         other = self._chance.choice(self._own)
-        names = _SHARED if is_shared else sorted(self._models)
         if kind == "prune":
             self._run(*PRUNE_ALL, after={})
-        elif kind == "import":
-            name = self._chance.choice(_SHARED) if is_shared else other
+        elif kind == "import" or not (is_shared or name in self._models):
             line, digest = self._choices.choose_import(name)
             self._run(*line, after={name: digest})
-        elif not names:
-            return
-        elif kind == "load":
-            self._load(self._chance.choice(names))
         elif kind == "rm":
-            name = self._chance.choice(names)
             self._run("rm", name, after={name: None})
-        elif self._models:
-            name = self._chance.choice(sorted(self._models))
-            gone = {name: None} if kind == "mv" and name != other else {}
-            line = [kind, name, other, "--force"]
-            self._run(*line, after={other: self._models[name], **gone})
+        elif kind in ("cp", "mv") and not is_shared and name != other:
+            gone = {name: None} if kind == "mv" else {}
+            self._run(kind, name, other, "--force", after={other: self._models[name], **gone})
+        else:
+            self._load(name)
 
     def _load(self, name: str) -> None:
         """Open a model, and read it now or later."""
         try:
             model = blobstore.open_model(name, store=self._store)
-        except NotFoundError as error:
-            self._figures.expect(name in _SHARED, "lost", f"{name}: {error}")
-            return
         except BlobStoreError as error:
-            self._figures.wrong("torn", f"{name}: {error}")
+            is_gone = isinstance(error, NotFoundError) and name in _SHARED
+            self._figures.expect(is_gone, "lost", f"{name}: {error}")
             return
         digest = model.manifest.digest.hex
         is_right = name in _SHARED or digest == self._models[name]

@@ -1,6 +1,6 @@
 """Parts of a store on another disk: one line that names it, and an unchanged store.
 
-Disks that are too small: small_disks.py. Read-only ones: test_corpus_store_faults.py.
+Disks that are too small: small_disks.py. Read-only ones: test_store_faults.py.
 """
 
 from __future__ import annotations
