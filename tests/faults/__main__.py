@@ -9,7 +9,6 @@ from __future__ import annotations
 import argparse
 import gc
 import random
-import signal
 import sys
 import tempfile
 import time
@@ -40,7 +39,6 @@ _VERDICTS = {GOOD: "good", BAD: "BAD", NOT_SHOWN: "NOT SHOWN"}
 def main() -> int:
     """Run experiments; return the exit code."""
     arguments = _arguments()
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # its folder goes, too
     warm_up()
     gc.freeze()
     with tempfile.TemporaryDirectory(dir=arguments.folder) as folder:

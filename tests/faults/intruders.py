@@ -11,7 +11,6 @@ from __future__ import annotations
 import os
 import re
 import shutil
-import socket
 import stat
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -68,27 +67,9 @@ def _paths(case: Case) -> list[str]:
     )
 
 
-def _fifo(path: Path, _outside: Path) -> None:
-    os.mkfifo(path)
-    path.chmod(0o666)
-
-
 def _folder(path: Path, _outside: Path) -> None:
     path.mkdir()
     (path / "something").write_bytes(b"something")
-
-
-def _device(path: Path, _outside: Path) -> None:
-    os.mknod(path, stat.S_IFCHR | 0o666, os.makedev(1, 5))  # /dev/zero: it has no end
-
-
-def _socket(path: Path, _outside: Path) -> None:
-    here = Path.cwd()
-    os.chdir(path.parent)  # the path of a socket is at most 107 bytes long
-    try:
-        socket.socket(socket.AF_UNIX).bind(path.name)
-    finally:
-        os.chdir(here)
 
 
 def _unreadable(path: Path, _outside: Path) -> None:
@@ -100,10 +81,10 @@ KINDS: Mapping[str, Callable[[Path, Path], None]] = {
     "link to a file": lambda path, outside: path.symlink_to(outside / "file"),
     _LINK: lambda path, outside: path.symlink_to(outside / "folder"),
     "link to nothing": lambda path, outside: path.symlink_to(outside / "nothing"),
-    "FIFO": _fifo,
+    "FIFO": lambda path, _outside: os.mkfifo(path),
     "folder": _folder,
-    "device": _device,
-    "socket": _socket,
+    # /dev/zero: it has no end
+    "device": lambda path, _outside: os.mknod(path, stat.S_IFCHR | 0o644, os.makedev(1, 5)),
     "unreadable file": _unreadable,
 }
 
@@ -157,15 +138,11 @@ def _make_outside(outside: Path) -> None:
 
 def _snapshot(outside: Path) -> list[tuple[str, int, int, bytes]]:
     """Return names, modes, times and bytes of all files outside."""
-    return [
-        (
-            path.name,
-            path.lstat().st_mode,
-            path.lstat().st_mtime_ns,
-            path.read_bytes() if path.is_file() else b"",
-        )
-        for path in sorted((outside, *outside.rglob("*")))
-    ]
+    found = []
+    for path in sorted((outside, *outside.rglob("*"))):
+        status, data = path.lstat(), path.read_bytes() if path.is_file() else b""
+        found.append((path.name, status.st_mode, status.st_mtime_ns, data))
+    return found
 
 
 def _whole(root: Path) -> dict[str, str]:

@@ -69,11 +69,10 @@ class Disk:
             target,
             marks,
         ):
-            others = Others(target / "other", self.task.chance)
 
             def decide(call: Call) -> Action | None:
                 if syncs:
-                    others.disturb(call)
+                    _disturb(call, target / "other", self.task.chance)
                 return PRETEND if call.syncs and not syncs else None
 
             for _ in range(max(_LEAST_COMMANDS, cuts // 2)):
@@ -117,27 +116,17 @@ def _mark(marks: Path, start: Models, end: Models, line: Sequence[object]) -> No
         file.write(text.encode())
 
 
-class Others:
-    """Other programs on the disk: a journal is committed, data are written."""
-
-    def __init__(self, path: Path, chance: random.Random) -> None:
-        self._path, self._chance = path, chance
-
-    def disturb(self, call: Call) -> None:
-        """Write something before a call of a command, or nothing."""
-        chance = self._chance.random()
-        if chance < 0.03:
-            with self._path.open("wb") as file:
-                file.write(b"x" * self._chance.randrange(1, 10_000))
-                file.flush()
-                os.fsync(file.fileno())
-        elif chance < 0.06:  # the kernel writes the data of a file and commits nothing
-            with suppress(OSError):
-                fd = os.open(call.paths[0], os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW)
-                try:
-                    os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
-                finally:
-                    os.close(fd)
+def _disturb(call: Call, other: Path, chance: random.Random) -> None:
+    """Be another program on the disk: commit the journal, write data, or do nothing."""
+    choice = chance.random()
+    if choice < 0.03:
+        with other.open("wb") as file:
+            file.write(b"x" * chance.randrange(1, 10_000))
+            file.flush()
+            os.fsync(file.fileno())
+    elif choice < 0.06:  # the kernel writes the data of a file and commits nothing
+        with suppress(OSError), Path(call.paths[0]).open("rb") as file:
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
 def _run_again(root: Path, line: list[str], end: Models, figures: Figures, at: str) -> None:

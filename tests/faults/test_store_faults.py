@@ -61,7 +61,8 @@ def test_interrupted_calls_go_on(filled: Store) -> None:
 
 
 def test_too_many_open_files_are_an_error(filled: Store) -> None:
-    commit_model(filled, "n", *(safetensors_bytes({f"t{n}": np.arange(9.0)}) for n in range(40)))
+    large = (safetensors_bytes({f"t{number}": np.arange(5000.0)}) for number in range(40))
+    commit_model(filled, "n", *large)
 
     def few_files() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/proc/self/fd")) + 8,) * 2)  # noqa: PTH208
