@@ -60,8 +60,9 @@ def want(several: Path) -> str:
     ("name", "options"),
     [
         ("c_sharded", {"quant": "int4"}),
-        ("b_qwen3_moe", {"quant": "nvfp4", "experts": "stacked"}),
+        ("b_qwen3_moe", {"quant": "nvfp4", "experts": "stacked", "global_scale": True}),
         ("e_fp8_block_bf16scale", {}),
+        ("f_ct_nvfp4", {"rules": ["*.0.*proj*=int4"], "requantize": True}),
         ("x_truncated_data", {}),
     ],
 )
@@ -191,6 +192,7 @@ def test_wrong_bytes_never_become_a_model(several: Path, store: Store, want: str
 
 def test_a_source_that_changes_meanwhile(several: Path, store: Store) -> None:
     weights = several / "model.safetensors"
+    os.utime(weights, (1, 1))
     left = [weights.read_bytes()]
 
     def change(_name: str, _begin: int) -> None:

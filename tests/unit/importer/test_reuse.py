@@ -246,7 +246,9 @@ def larger(made: Path, tmp_path: Path) -> Path:
     return folder
 
 
-HALF = """
+MOST = 8 * 2**20
+"""Bytes that are read before an import stops: of 25 weights, of which 16 may be unfinished."""
+STOPPING = f"""
 import os, signal, sys, time, blobstore
 source, root = sys.argv[1:]
 done = 0
@@ -255,7 +257,7 @@ def progress(nbytes, blob):
     if not done:
         time.sleep(0.1)  # what is finished is noted twenty times a second
     done += nbytes
-    if done >= 9 * 2**19:
+    if done >= {MOST}:
         os.write(1, b"ready\\n")  # in one piece: two threads may come here
         signal.pause()
 store = blobstore.open_store(root)
@@ -266,7 +268,7 @@ blobstore.import_model(source, "m", store=store, quant="int4", jobs=1, progress=
 def test_a_killed_import_goes_on_where_it_stopped(
     larger: Path, store: Store, wanted: Digest
 ) -> None:
-    with process(HALF, larger, store.root):
+    with process(STOPPING, larger, store.root):
         pass
     assert (list(store.models()), len(rest_of(store))) == ([], 1)
     result = int4(larger, store)
@@ -285,7 +287,7 @@ def test_ctrl_c_keeps_what_is_finished_and_damage_to_it_is_noticed(
     def interrupt(nbytes: int, blob: str) -> None:
         nonlocal done
         done += nbytes
-        if done >= 9 * 2**19:
+        if done >= MOST:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):

@@ -117,6 +117,21 @@ def test_the_users_rules_stay(tmp_path: Path) -> None:
     assert "model.layers.0.a_proj.weight" not in plan.relative_errors
 
 
+def test_importance_moves_bits_to_where_it_lies_on_bad_columns(tmp_path: Path) -> None:
+    # One column of each matrix is large: it quantizes well, and its neighbours in the group badly.
+    tensors = {f"model.layers.0.{name}_proj.weight": normal(name, 64, 256) for name in "abcd"}
+    for weights in tensors.values():
+        weights[:, ::32] *= np.float32(20)
+    source = write_checkpoint(tmp_path / "m", tensors)
+    neighbours = np.where(np.arange(256) % 32, 1.0, 0.0).astype(np.float32)
+    c = "model.layers.0.c_proj.weight"
+    vectors = dict.fromkeys(tensors, 1 - neighbours) | {c: neighbours}
+    options: dict[str, Any] = {"target_bpw": 6.0, "quant": "int4", "method": "search"}
+    plan = blobstore.plan_import(source, importance=vectors, **options)
+    sizes = {tensor.name: tensor.nbytes for tensor in plan.tensors}
+    assert sizes.pop(c) > max(sizes.values())
+
+
 @pytest.mark.parametrize("wanted", [{"target_size": 10**9}, {"target_bpw": 1e300}])
 def test_everything_is_kept_when_that_is_smaller(wanted: dict[str, Any], tmp_path: Path) -> None:
     tensors = small_tensors() | {UP: np.full((128, 64), np.nan, BF16)}  # no weight is even read
