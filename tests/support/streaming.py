@@ -6,16 +6,16 @@ import shutil
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
 from blobstore.importer import schedule, segments, writing
 from blobstore.io.budget import Cancellation
-from blobstore.io.ranges import Identity
+from blobstore.io.ranges import FileReader, Identity
 from blobstore.names import Digest
-from blobstore.source.folders import Folder, LocalFolder, SourceFile
+from blobstore.source.folders import Folder, LocalFolder
 from blobstore.store.local.store import Store
 
 TINY = 2**13
@@ -42,13 +42,14 @@ class Fetched:
 
 
 @contextmanager
-def streamed(nbytes: int = TINY, *, declared: bool = False, count: int = 4) -> Iterator[Fetched]:
+def streamed(nbytes: int = TINY, *, declared: bool = False) -> Iterator[Fetched]:
     """Let imports of local folders be streamed; give what they fetch.
 
-    ``nbytes``: of a segment; ``count`` of them are in memory. ``declared``: as if the server
-    declared each file's digest.
+    ``nbytes``: of a segment; four are in memory. ``declared``: as if the server declared each
+    file's digest.
     """
     fetched = Fetched()
+    opened = LocalFolder.open
 
     def fill(
         folder: LocalFolder,
@@ -63,33 +64,22 @@ def streamed(nbytes: int = TINY, *, declared: bool = False, count: int = 4) -> I
         fetched.change(name, begin, buffer)
         fetched.ranges.append((name, begin, len(buffer)))
 
+    def open_declared(folder: LocalFolder, name: str, identity: Any = None) -> FileReader:
+        reader = opened(folder, name, identity)
+        if declared:
+            reader.declared = Digest.of((folder.path / name).read_bytes())
+        return reader
+
     with (
         mock.patch.object(LocalFolder, "is_remote", new=True),
         mock.patch.object(LocalFolder, "fill", fill),
+        mock.patch.object(LocalFolder, "open", open_declared),
         mock.patch.object(segments, "SEGMENT", nbytes),
         mock.patch.object(segments, "_GAP", 64),
-        mock.patch.object(writing, "_SEGMENTS", count),
+        mock.patch.object(writing, "_SEGMENTS", 4),
         mock.patch.object(schedule, "STATES_EVERY_S", 0),
-        _declaring(is_on=declared),
     ):
         yield fetched
-
-
-@contextmanager
-def _declaring(*, is_on: bool) -> Iterator[None]:
-    from blobstore.source import inventory
-
-    made = SourceFile
-
-    def with_digest(*args: Any) -> SourceFile:
-        file = made(*args)
-        return replace(file, declared=Digest.of(Path(file.path).read_bytes()))
-
-    if not is_on:
-        yield
-        return
-    with mock.patch.object(inventory, "SourceFile", with_digest):
-        yield
 
 
 class Snapshots:
