@@ -20,7 +20,7 @@ from typing import Any
 from urllib.parse import parse_qs, quote, unquote
 
 from support.nginx import Nginx, nginx
-from support.servers import KEEP_ALIVE, Asked, Script, part, reply, server
+from support.servers import KEEP_ALIVE, Asked, part, reply, server
 
 COMMIT = "89abcdef0123456789abcdef0123456789abcdef"
 _REVISIONS = ("main", "v1", COMMIT)
@@ -184,11 +184,10 @@ def hub(folder: Path) -> HubStandIn:
 
 @dataclass(frozen=True, slots=True)
 class RunningHub:
-    """A running stand-in: its endpoint, its answers, the requests; ``store`` has large files."""
+    """A running stand-in: its endpoint and its answers; ``store`` has large files."""
 
     url: str
     answers: HubStandIn
-    script: Script
     store: Nginx
 
 
@@ -214,7 +213,8 @@ def hub_stand_in(
             return f"{store.url}/objects/{file.sha256}"
 
         answers = HubStandIn(found, signer, rules)
-        yield RunningHub(running.at("").rstrip("/"), answers, running.play(answers), store)
+        running.play(answers)
+        yield RunningHub(running.at("").rstrip("/"), answers, store)
 
 
 def repository_files(folder: Path) -> Files:

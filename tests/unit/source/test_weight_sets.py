@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.arrays import bits
 from support.checkpoints import (
     LLAMA_CONFIG,
     normal,
@@ -16,11 +15,9 @@ from support.checkpoints import (
     write_checkpoint,
 )
 
-import blobstore
 from blobstore.errors import NotFoundError, UnsupportedSourceError
 from blobstore.source.files import set_of, weight_sets
 from blobstore.source.inventory import read_inventory
-from blobstore.store.local.store import Store
 
 
 def test_the_set_of_a_file() -> None:
@@ -76,19 +73,13 @@ def write(folder: Path, *names: str, index: str | None = None) -> Path:
         ),
     ],
 )
-def test_the_only_weights_are_imported(
-    store: Store, tmp_path: Path, names: list[str], index: str | None
-) -> None:
+def test_the_only_weights_are_read(tmp_path: Path, names: list[str], index: str | None) -> None:
     source = write(tmp_path / "m", *names, index=index)
     (source / "adapter.safetensors").write_bytes(safetensors_bytes({"other": normal("o", 3)}))
     inventory = read_inventory(source)
     assert [one.name for one in inventory.files] == names
     assert [one.name for one in inventory.left_out] == ["adapter.safetensors"]
-    blobstore.import_model(source, "m", store=store)
-    with blobstore.open_model("m", store=store, verify=True) as model:
-        assert {name: bits(tensor.numpy()) for name, tensor in model.items()} == {
-            name: bits(array) for name, array in small_tensors().items()
-        }
+    assert inventory.tensors.keys() == small_tensors().keys()
 
 
 def test_several_sets_are_offered(tmp_path: Path) -> None:
