@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import os
-from contextlib import suppress
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
-from hypothesis import given, strategies as st
 from support.checkpoints import write_checkpoint
 from support.layouts import write
 
@@ -168,27 +165,6 @@ def test_a_folder_that_can_not_be_listed_is_left_out(
     monkeypatch.setattr(os, "scandir", refusing)
     assert kept(folder) == ["a"]
     assert "permission denied" in reasons(folder)["lost+found/"]
-
-
-NAMES = st.sampled_from(["a", "b.txt", "c.bin", ".d", "e:f", *OWN, "checkpoint-1", "blobs"])
-
-
-@given(st.sets(st.lists(NAMES, min_size=1, max_size=4).map("/".join), max_size=12))
-def test_every_file_is_kept_or_left_out_once(paths: set[str]) -> None:
-    with TemporaryDirectory() as place:
-        folder = Path(place)
-        for name in sorted(paths):
-            with suppress(FileExistsError, NotADirectoryError, IsADirectoryError):
-                write(folder, {name: "x"})
-        everything = {
-            path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()
-        }
-        own = everything & OWN
-        seen, left_out = other_files(LocalFolder(folder), own)
-        names = [*(file.name for file in seen), *(one.name for one in left_out)]
-        assert len(names) == len(set(names))
-        for name in everything - own:
-            (_,) = [one for one in names if name == one or name.startswith(one.rstrip("/") + "/")]
 
 
 def test_a_bare_file_has_no_folder(folder: Path) -> None:

@@ -37,7 +37,6 @@ from blobstore.errors import (
     UsageError,
 )
 from blobstore.inspection.inspection import TargetKind
-from blobstore.io.budget import Budget
 from blobstore.io.http.remote_files import Remote
 from blobstore.names import Digest
 from blobstore.source.files import UNLISTED
@@ -260,15 +259,6 @@ def test_commands_and_modelfiles_take_addresses(
     assert run(["quality", "there", "--against", "hf://org/name", *at]) == 0
     assert {asked.fields.get("authorization") for asked in script.asked} == {"Bearer hf_secret"}
     assert "hf_secret" not in "".join(capsys.readouterr())
-
-
-def test_a_folder_is_read_again_within_new_limits(
-    server: Server, endpoint: str, checkpoint: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(Budget.__init__.__kwdefaults__ or {}, "received", 200_000)
-    server.play(hub(checkpoint))
-    folder = open_hub(endpoint)
-    assert len({len(read_inventory(folder).tensors) for _ in range(4)}) == 1
 
 
 # What servers may not do

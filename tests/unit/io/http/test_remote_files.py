@@ -63,19 +63,6 @@ def test_a_small_header_takes_one_request_and_a_large_one_two(
         assert script.ranges == ranges
 
 
-def test_a_read_after_the_header_asks_for_what_is_missing_and_no_more(
-    server: Server, remote: Remote
-) -> None:
-    script = server.play(lambda asked: part(asked, DATA))
-    reader = remote.open(server.url)
-    assert reader.read(FIRST - 10, 30) == DATA[FIRST - 10 : FIRST + 20]
-    assert reader.read(10**5, 1) == DATA[10**5 : 10**5 + 1]
-    assert reader.read(0, FIRST) == DATA[:FIRST]
-    assert isinstance(refusal(lambda: reader.read(len(DATA) - 1, 2)), ShortReadError)
-    assert script.ranges == [(0, FIRST), (FIRST, FIRST + 20), (10**5, 10**5 + 1)]
-    assert script.connections == 1
-
-
 def test_an_empty_file(server: Server, remote: Remote) -> None:
     for answer in (reply(416, "Content-Range: bytes */0"), reply(200)):
         server.play(answer)
