@@ -26,10 +26,10 @@ from support.mounts import NotShownError
 EXPERIMENTS = {
     "kills": (kills.experiment, 36),
     "power_cuts": (power_cuts.experiment, 12),
-    "errors": (errors.experiment, 60),
+    "errors": (errors.experiment, 48),
     "small_disks": (small_disks.experiment, 16),
     "soak": (soak.experiment, 200),
-    "intruders": (intruders.experiment, 60),
+    "intruders": (intruders.experiment, 48),
 }
 """Each experiment, and how many faults its short form has."""
 GOOD, BAD, NOT_SHOWN = 0, 1, 77

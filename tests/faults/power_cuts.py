@@ -45,7 +45,7 @@ def experiment(task: Task) -> Figures:
     for option in options:
         disk.cut(disk.record(choices, option, count), count, figures)
     control = max(count, _LEAST_CONTROL)
-    disk.cut(disk.record(choices, "defaults", control, syncs=False), control, found)
+    disk.cut(disk.record(choices, FORMATS[task.disk].lazy, control, syncs=False), control, found)
     figures.control(found)
     return figures
 

@@ -128,7 +128,7 @@ class Worker:
     ) -> None:
         """Begin with no models."""
         self._result, self._root = folder / f"worker{number}", folder / "store"
-        self._store = open_store(self._root)
+        self._store = open_store(self._root, wait_s=600)
         self._own = [f"own{number}{name}:latest" for name in range(4)]
         self._choices, self._truths = choices, truths
         self._chance = choices.chance = random.Random(f"{choices.chance.random()} {number}")

@@ -14,7 +14,7 @@ from support.mounts import cannot_run
 
 pytestmark = [
     pytest.mark.lab,
-    pytest.mark.timeout(1800),
+    pytest.mark.timeout(3600),
     pytest.mark.skipif(sys.platform != "linux", reason="the faults are made with calls of Linux"),
 ]
 EXPERIMENTS = ("kills", "power_cuts", "errors", "small_disks", "soak", "intruders")

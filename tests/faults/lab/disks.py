@@ -28,6 +28,7 @@ _BLOCK = 4096
 class Format:
     """A journaling file system of ``nbytes``, made by ``make``, mounted with each of ``options``.
 
+    ``lazy``: an option for the control, with which nothing is durable without a sync.
     ``blocks``: bytes that the disk writes as a whole or not at all, one of them chosen for each
     cut. Only ext4 is made for sectors of 512 bytes: XFS does not replay its log into a block whose
     first sector is as new as the log (linux fs/xfs/xfs_buf_item_recover.c
@@ -37,6 +38,7 @@ class Format:
     nbytes: int
     make: tuple[str, ...]
     options: tuple[str, ...]
+    lazy: str
     blocks: tuple[int, ...]
 
     def empty_image(self, path: Path) -> bytes:
@@ -61,12 +63,14 @@ FORMATS = {
             *("-J", "size=4", "-E", "lazy_itable_init=0,lazy_journal_init=0,nodiscard"),
         ),
         ("commit=1", "noauto_da_alloc,data=writeback"),
+        "commit=3600",
         (_BLOCK, _BLOCK, _BLOCK, 512),
     ),
     "xfs": Format(
         64 * 2**20,
         ("mkfs.xfs", "-q", "-f", "-K", "--unsupported"),  # smaller than 300 MB
         ("defaults", "logbsize=256k,allocsize=64k"),
+        "defaults",
         (_BLOCK,),
     ),
 }
