@@ -20,7 +20,6 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from faults import errors, intruders, kills, power_cuts, small_disks, soak
 from faults.lab.cases import Task
 from faults.lab.commands import warm_up
-from faults.lab.disks import FORMATS
 from support.mounts import NotShownError
 
 EXPERIMENTS = {
@@ -69,7 +68,6 @@ def _arguments() -> argparse.Namespace:
         default=memory if memory.is_dir() else None,
         help="where the stores lie: another file system than memory",
     )
-    parser.add_argument("--on", choices=FORMATS, default="ext4", help="the disk of power_cuts")
     parser.add_argument("--seed", type=int, default=20_260_801, help="for other random choices")
     return parser.parse_args()
 
@@ -82,9 +80,7 @@ def _run(name: str, arguments: argparse.Namespace, folder: Path) -> int:
     (folder / name).mkdir()
     found: object
     try:
-        figures = experiment(
-            Task(folder / name, count, random.Random(arguments.seed), arguments.on)
-        )
+        figures = experiment(Task(folder / name, count, random.Random(arguments.seed)))
         found, code = figures, BAD if figures.faults else GOOD
     except NotShownError as error:
         found, code = error, NOT_SHOWN

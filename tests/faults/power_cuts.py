@@ -1,6 +1,6 @@
 """Power cuts during commands: everything acknowledged is present, nothing is half-present.
 
-Commands run one after the other on a file system whose disk is recorded (lab/disks.py), mixed with
+Commands run one after the other on an ext4 whose disk is recorded (lab/disks.py), mixed with
 other programs' syncs, so that the journal is committed, and data are written back, between any two
 calls. Each cut is a disk as it may have been left: it is mounted, which replays the journal, and
 read. The same with syncs that do nothing must lose data in some cuts, or the experiment would show
@@ -21,11 +21,13 @@ from faults.lab.cases import Figures, Models, Task, check_sound, is_between
 from faults.lab.checker import look
 from faults.lab.choices import Choices
 from faults.lab.command import run
-from faults.lab.disks import FORMATS, Event, Replay, read_events, recorded
+from faults.lab.disks import Event, Replay, empty_image, read_events, recorded
 from faults.lab.stops import PRETEND, Action, Call
 from support.mounts import NotShownError, keep_mounts_private, mount
 
 _LONG = 1200
+_OPTIONS = ("commit=1", "noauto_da_alloc,data=writeback")
+_LAZY = "commit=3600"  # nothing is durable without a sync
 _LEAST_COMMANDS = 4
 _RE_RUN_EVERY = 4
 _LEAST_CONTROL = 12
@@ -38,14 +40,13 @@ def experiment(task: Task) -> Figures:
     """
     keep_mounts_private()
     figures, found = Figures(), Figures(is_quiet=True)
-    disk = Disk(task, FORMATS[task.disk].empty_image(task.folder / "image"))
+    disk = Disk(task, empty_image(task.folder / "image"))
     choices = Choices(task.folder, task.chance)
-    options = FORMATS[task.disk].options
-    count = (_LONG if task.count is None else task.count) // len(options)
-    for option in options:
+    count = (_LONG if task.count is None else task.count) // len(_OPTIONS)
+    for option in _OPTIONS:
         disk.cut(disk.record(choices, option, count), count, figures)
     control = max(count, _LEAST_CONTROL)
-    disk.cut(disk.record(choices, FORMATS[task.disk].lazy, control, syncs=False), control, found)
+    disk.cut(disk.record(choices, _LAZY, control, syncs=False), control, found)
     figures.control(found)
     return figures
 
@@ -65,7 +66,7 @@ class Disk:
         Without ``syncs``, they do nothing and say that they succeeded.
         """
         log, models = self.task.folder / "log", dict[str, str]()
-        with recorded(self.task.folder, self.image, log, self.task.disk, options) as (
+        with recorded(self.task.folder, self.image, log, options) as (
             target,
             marks,
         ):
@@ -87,7 +88,7 @@ class Disk:
 
     def cut(self, events: Sequence[Event], count: int, figures: Figures) -> None:
         """Cut the power ``count`` times at random places, and look at what is left."""
-        replay = Replay(self.image, events, FORMATS[self.task.disk].blocks)
+        replay = Replay(self.image, events)
         target, disk = self.task.folder / "after", self.task.folder / "disk"
         target.mkdir(exist_ok=True)
         chance = self.task.chance
@@ -98,7 +99,7 @@ class Disk:
             at = f"cut {number} at {position} of {len(events)}, {line}: {start} -> {end}"
             figures.counts["cuts"] += 1
             try:
-                with mount(self.task.disk, target, "loop", disk):
+                with mount("ext4", target, "loop", disk):
                     found = look(target / "store")
                     is_right = is_between(found.models, start, end, said=not line)
                     figures.expect(is_right, "lost", f"{at}: {found.models}")

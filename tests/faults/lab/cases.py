@@ -30,15 +30,11 @@ _SHOWN = 20
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """An experiment's ``folder``, and how many faults; None: the long form.
-
-    ``disk``: the file system whose power is cut.
-    """
+    """An experiment's ``folder``, and how many faults; None: the long form."""
 
     folder: Path
     count: int | None
     chance: random.Random
-    disk: str = "ext4"
 
     def pick(self, items: Sequence[_Item], *, of: float = 1) -> Sequence[_Item]:
         """Return ``count`` times ``of`` of the items, evenly spread; all in the long form."""

@@ -1,4 +1,4 @@
-"""Power cuts: a file system on a recorded disk, and the disks that a cut may leave.
+"""Power cuts: an ext4 on a recorded disk, and the disks that a cut may leave.
 
 A disk with a write cache promises that what was written before a flush is there after it. Of what
 was written since, it may keep all, nothing, or any of it: block by block, in any order. So a
@@ -22,59 +22,24 @@ from support.mounts import NotShownError, mount
 
 _KEPT = (0.0, 1.0, 0.5, 0.1, 0.9)
 _BLOCK = 4096
+_ATOMIC = (_BLOCK, _BLOCK, _BLOCK, 512)
+"""Bytes that the disk writes as a whole or not at all, one of them chosen for each cut."""
+_NBYTES = 48 * 2**20
+_MAKE = (
+    *("mkfs.ext4", "-q", "-F", "-b", f"{_BLOCK}", "-O", "metadata_csum"),
+    *("-J", "size=4", "-E", "lazy_itable_init=0,lazy_journal_init=0,nodiscard"),
+)
 
 
-@dataclass(frozen=True, slots=True)
-class Format:
-    """A journaling file system of ``nbytes``, made by ``make``, mounted with each of ``options``.
-
-    ``lazy``: an option for the control, with which nothing is durable without a sync.
-    ``blocks``: bytes that the disk writes as a whole or not at all, one of them chosen for each
-    cut. Only ext4 is made for sectors of 512 bytes: XFS does not replay its log into a block whose
-    first sector is as new as the log (linux fs/xfs/xfs_buf_item_recover.c
-    `xlog_recover_get_buf_lsn`).
-    """
-
-    nbytes: int
-    make: tuple[str, ...]
-    options: tuple[str, ...]
-    lazy: str
-    blocks: tuple[int, ...]
-
-    def empty_image(self, path: Path) -> bytes:
-        """Return the bytes of an empty file system, made at ``path``.
-
-        Raises: NotShownError without the tool for it.
-        """
-        path.write_bytes(b"")
-        os.truncate(path, self.nbytes)
-        try:
-            subprocess.run([*self.make, path], check=True, capture_output=True)
-        except (FileNotFoundError, subprocess.CalledProcessError) as error:
-            raise NotShownError(f"{self.make[0]} can't make such a disk: {error}") from error
-        return path.read_bytes()
-
-
-FORMATS = {
-    "ext4": Format(
-        48 * 2**20,
-        (
-            *("mkfs.ext4", "-q", "-F", "-b", f"{_BLOCK}", "-O", "metadata_csum"),
-            *("-J", "size=4", "-E", "lazy_itable_init=0,lazy_journal_init=0,nodiscard"),
-        ),
-        ("commit=1", "noauto_da_alloc,data=writeback"),
-        "commit=3600",
-        (_BLOCK, _BLOCK, _BLOCK, 512),
-    ),
-    "xfs": Format(
-        64 * 2**20,
-        ("mkfs.xfs", "-q", "-f", "-K", "--unsupported"),  # smaller than 300 MB
-        ("defaults", "logbsize=256k,allocsize=64k"),
-        "defaults",
-        (_BLOCK,),
-    ),
-}
-"""Formats by the names that mount(8) knows them by."""
+def empty_image(path: Path) -> bytes:
+    """Return the bytes of an empty ext4, made at ``path``. Raises: NotShownError without mkfs."""
+    path.write_bytes(b"")
+    os.truncate(path, _NBYTES)
+    try:
+        subprocess.run([*_MAKE, path], check=True, capture_output=True)
+    except (FileNotFoundError, subprocess.CalledProcessError) as error:
+        raise NotShownError(f"{_MAKE[0]} can't make such a disk: {error}") from error
+    return path.read_bytes()
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,15 +52,13 @@ class Event:
 
 
 @contextmanager
-def recorded(
-    folder: Path, image: bytes, log: Path, kind: str, options: str
-) -> Iterator[tuple[Path, Path]]:
+def recorded(folder: Path, image: bytes, log: Path, options: str) -> Iterator[tuple[Path, Path]]:
     """Yield a mounted file system whose disk is recorded to ``log``, and the file for marks."""
     (served := folder / "served").mkdir(exist_ok=True)
     (target := folder / "mounted").mkdir(exist_ok=True)
     server = serve(image, log, served)
     try:
-        with mount(kind, target, f"loop,{options}", served / "disk"):
+        with mount("ext4", target, f"loop,{options}", served / "disk"):
             yield target, served / "marks"
     finally:
         subprocess.run(["umount", "-l", served], check=True)  # when the loop device lets go of it
@@ -116,12 +79,9 @@ def read_events(log: Path) -> list[Event]:
 class Replay:
     """The disk after so many events, moved forward only; ``mark`` is the last before the cut."""
 
-    def __init__(self, image: bytes, events: Sequence[Event], blocks: Sequence[int]) -> None:
-        """Start before the first event.
-
-        ``blocks``: what the disk writes at once or not at all, one chosen for each cut.
-        """
-        self._blocks, self._events = blocks, events
+    def __init__(self, image: bytes, events: Sequence[Event]) -> None:
+        """Start before the first event."""
+        self._events = events
         self._durable = bytearray(image)
         self._pending: list[Event] = []
         self._position = 0
@@ -140,7 +100,7 @@ class Replay:
                 self._pending.clear()
         self._position = position
         disk = bytearray(self._durable)
-        _write_some(disk, self._pending, chance.choice(self._blocks), chance)
+        _write_some(disk, self._pending, chance.choice(_ATOMIC), chance)
         return disk
 
 
