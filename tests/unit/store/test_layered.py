@@ -9,13 +9,10 @@ from typing import Any
 
 import pytest
 from support.checkpoints import write_checkpoint
-from support.large_models import blob_of
 
 import blobstore
 from blobstore.cli.main import run
 from blobstore.errors import NotFoundError, UsageError
-from blobstore.formats.documents import Descriptor
-from blobstore.io.budget import Budget
 from blobstore.names import Digest, ModelName
 from blobstore.store.care.verify import verify
 from blobstore.store.layered import LayeredStore
@@ -190,17 +187,3 @@ def test_second_and_new_names_over_a_lower_store(lower: Store, upper: Store) -> 
     assert " ".join(map(str, layers.manifests.names())) == "m:latest mine:latest n:latest"
     assert blobs_of(layers, "mine") == [b"one", b"three"]
     assert upper.blobs.digests() == {Digest.of(b"three").hex}
-
-
-def test_headers_of_models_that_lie_below_are_read_at_once(lower: Store, upper: Store) -> None:
-    data = blob_of(["a.norm"], "x")
-    commit(lower, "n", data)
-    commit(upper, "o", b"another")
-    blob = Descriptor("", Digest.of(data), len(data))
-    layers = LayeredStore(upper, [lower])
-    (header,) = layers.blobs.headers([blob], Budget.of_stored("m"))
-    assert header is not None
-    assert list(header.tensors) == ["a.norm"]
-    (upper.blobs.path / blob.digest.file_name).write_bytes(b"damaged")
-    (header,) = layers.blobs.headers([blob], Budget.of_stored("m"))
-    assert header is not None  # as `open`: the lower store's blob is sound

@@ -140,18 +140,6 @@ def test_who_means_it_says_so_and_can_take_it_back(store: Store, tmp_path: Path)
     assert verify(store).is_sound
 
 
-def test_copies_wait_for_the_last_of_their_blobs(store: Store) -> None:
-    """An undo of the clean-up that takes the blobs has the copies, too."""
-    fill(store, *"abc")
-    manifest_path(store, "a").unlink()
-    os.utime(blob_path(store, b"a"))
-    result = prune(store)
-    assert (result.forgotten, [blob.size for blob in result.spared]) == ((), [1])
-    os.utime(blob_path(store, b"a"), (0, 0))
-    assert [str(name) for name in prune(store).forgotten] == ["a:latest"]
-    assert [str(name) for name in undo_prune(store).without_manifest] == ["a:latest"]
-
-
 def test_rm_spares_what_a_lost_model_needs(store: Store) -> None:
     fill(store, "a", "example.org/team/b")
     unmount(store, LIBRARY)

@@ -5,12 +5,10 @@ What is only odd is no damage.
 
 from __future__ import annotations
 
-import errno
 import os
 import re
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -24,7 +22,7 @@ from support.stores import (
 )
 
 import blobstore
-from blobstore.errors import StorageError, UsageError
+from blobstore.errors import UsageError
 from blobstore.names import ModelName
 from blobstore.store.care.verify import Sample, VerifyResult, verify
 from blobstore.store.local.store import Store
@@ -227,20 +225,3 @@ def test_what_is_removed_or_made_again_meanwhile_is_no_damage(store: Store) -> N
 
     assert verify(store, progress=meanwhile).is_sound
     assert [str(name) for name, _ in store.models()] == ["n:latest"]
-
-
-def test_what_says_nothing_about_a_blob_is_no_damage(
-    store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    commit_model(store, "m", A, B)
-    real = os.open
-
-    def refuse(path: Any, *arguments: Any, **options: Any) -> int:
-        if str(path) == str(blob_path(store, B)):
-            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
-        return real(path, *arguments, **options)
-
-    monkeypatch.setattr(os, "open", refuse)
-    with pytest.raises(StorageError) as caught:
-        verify(store)
-    assert caught.value.errno == errno.EMFILE

@@ -6,7 +6,6 @@ A line is a hint and never an error. Results are replaced at once, and go with t
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -19,15 +18,6 @@ from blobstore.store.hints import MOST_BYTES, HintFile
 from blobstore.store.local.store import Store
 
 KEYS = [f"{number:064x}" for number in range(3)]
-
-
-def test_the_newest_text_of_a_key_counts(tmp_path: Path) -> None:
-    file = HintFile(tmp_path / "hints" / "journal")
-    file.add([])
-    assert list(tmp_path.iterdir()) == []
-    file.add([(KEYS[0], "old"), (KEYS[1], "other")])
-    file.add([(KEYS[0], "new")])
-    assert HintFile(tmp_path / "hints" / "journal").read() == {KEYS[0]: "new", KEYS[1]: "other"}
 
 
 def test_a_file_that_was_torn_at_any_byte_loses_that_line_only(tmp_path: Path) -> None:
@@ -65,16 +55,6 @@ def test_two_add_at_once(tmp_path: Path) -> None:
     with ThreadPoolExecutor(2) as pool:
         list(pool.map(add, (0, 300)))
     assert HintFile(path).read() == {f"{number:064x}": str(number) for number in range(600)}
-
-
-@pytest.mark.parametrize("make", [lambda path: path.symlink_to("/nowhere"), os.mkfifo, Path.mkdir])
-def test_something_else_in_its_place_stays(tmp_path: Path, make: Callable[[Path], object]) -> None:
-    path = tmp_path / "file"
-    make(path)
-    mode = path.lstat().st_mode
-    assert HintFile(path).read() == {}
-    HintFile(path).add([(KEYS[0], "first")])
-    assert path.lstat().st_mode == mode
 
 
 # Results

@@ -18,7 +18,7 @@ from support.checkpoints import safetensors_bytes
 from support.stores import blob_path, commit_model, descriptor, layer_by_hand, manifest_path
 
 import blobstore
-from blobstore.errors import NotFoundError, StorageError
+from blobstore.errors import StorageError
 from blobstore.formats.documents import Manifest
 from blobstore.names import ModelName
 from blobstore.store.care.prune import prune
@@ -120,16 +120,6 @@ def test_a_linked_folder_of_manifests_is_refused(filled: Store, tmp_path: Path) 
             use()
     assert list(filled.models()) == []
     assert [path for path in outside.rglob("*") if path.is_file()] == [outside / "m" / "latest"]
-
-
-def test_a_folder_in_the_place_of_a_blob_or_a_manifest_is_not_written_over(filled: Store) -> None:
-    blob_path(filled, b"new").mkdir()
-    manifest_path(filled, "x").mkdir(parents=True)
-    for name, data in (("n", b"new"), ("x", b"other")):
-        with pytest.raises(StorageError):
-            commit_model(filled, name, data)
-    with pytest.raises(NotFoundError):
-        filled.manifest("n")
 
 
 def test_a_clean_up_of_a_network_file_system_needs_a_sole_owner(

@@ -5,8 +5,6 @@ What a living import has is never touched; what a session keeps is found by any 
 
 from __future__ import annotations
 
-import errno
-import fcntl
 import os
 import time
 from contextlib import closing, suppress
@@ -18,8 +16,7 @@ from support.stores import blob_path, commit_model, process
 from blobstore.formats.documents import Descriptor, Manifest
 from blobstore.io.ranges import BytesReader
 from blobstore.names import Digest, ModelName
-from blobstore.store.local import blobs as blobs_module, locks, session as session_module
-from blobstore.store.local.locks import KeptBlobs, make_owned_folder
+from blobstore.store.local import session as session_module
 from blobstore.store.local.store import Store
 from blobstore.store.ports import How
 
@@ -151,25 +148,6 @@ def test_what_was_not_durable_is_hashed_whatever_its_stamp_says(
         assert again.recall(KEY, 3, verify=False) is None
 
 
-def test_what_can_not_be_written_back_is_never_taken(
-    store: Store, parent: Path, monkeypatch: pytest.MonkeyPatch, logged: list[str]
-) -> None:
-    """The kernel reports a lost write once; the page cache may hide the disk's bytes."""
-    os.utime(interrupted(store))  # it was written to
-
-    def lost(_fd: int) -> None:
-        raise OSError(errno.EIO, os.strerror(errno.EIO))
-
-    with monkeypatch.context() as patch:
-        patch.setattr(blobs_module, "write_back", lost)
-        with store.session() as again:
-            assert again.recall(KEY, 3, verify=False) is None
-    assert "can't write back" in "\n".join(logged)
-    with store.session() as again:
-        assert again.recall(KEY, 3, verify=False) is None
-    assert names(parent) == []
-
-
 @pytest.mark.parametrize(("left", "is_used"), [(b"one", True), (b"two", False)])
 def test_what_a_killed_transfer_left_is_hashed_instead_of_copied(
     store: Store, parent: Path, left: bytes, is_used: bool
@@ -181,25 +159,6 @@ def test_what_a_killed_transfer_left_is_hashed_instead_of_copied(
         assert (how is How.THERE) == is_used
         session.publish(M, Manifest(layers=(BLOB,)))
     assert blob_path(store, b"one").read_bytes() == b"one"
-
-
-def test_a_folder_on_a_file_server_is_owned_by_the_lock_of_its_file(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Locks on folders stay on their machine there: another machine sees the file's lock only."""
-    monkeypatch.setattr(locks, "may_be_shared", lambda _: True)  # no server is needed to be one
-    blobs = KeptBlobs(tmp_path)
-    folder, fd = make_owned_folder(blobs.sessions)
-    other = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)  # as any other machine could
-    os.close(other)
-    (folder / ONE.file_name).write_bytes(b"one")
-    blobs.clean()
-    assert names(folder) == [ONE.file_name]
-    os.close(fd)  # the import was killed
-    blobs.clean()
-    assert not folder.exists()
-    assert names(blobs.left) == [ONE.file_name]
 
 
 # Kept by sessions, for others on any machine: another machine's journal may be lost

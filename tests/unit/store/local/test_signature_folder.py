@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from support.stores import commit_model, manifest_path
 
-from blobstore.errors import CorruptDataError, LimitExceededError, StorageError
-from blobstore.formats.signatures import MAX_SIGNATURES, Signature
+from blobstore.errors import CorruptDataError, StorageError
+from blobstore.formats.signatures import Signature
 from blobstore.names import Digest, ModelName
 from blobstore.store.care.prune import DAY_S, prune
 from blobstore.store.local.store import Store
@@ -59,18 +59,6 @@ def test_links_are_not_followed(store: Store, tmp_path: Path) -> None:
     assert len(list(elsewhere.iterdir())) == 2
 
 
-def test_too_many(store: Store) -> None:
-    digest = signed(store)
-    many = [Signature.of(b"%d" % number, b"x") for number in range(MAX_SIGNATURES - 1)]
-    with pytest.raises(LimitExceededError, match="signatures"):
-        store.signatures.add(M, digest, many)
-    assert len(store.signatures.read(M, digest)) == 2
-    for number in range(MAX_SIGNATURES):
-        (folder_of(store, digest) / f"{number:064x}").touch()
-    with pytest.raises(LimitExceededError, match="signatures"):
-        store.signatures.read(M, digest)
-
-
 def test_prune_removes_those_of_the_last_model(store: Store) -> None:
     """Not while a copy of the manifest exists: a lost model can be repaired, and is signed then."""
     digest = signed(store)
@@ -99,14 +87,3 @@ def test_prune_removes_what_no_model_has_and_what_is_old(store: Store) -> None:
     assert folder_of(store, gone).exists()
     assert [left.nbytes for left in prune(store).leftovers] == [len(ONE.encode())]
     assert not folder_of(store, gone).exists()
-
-
-def test_prune_leaves_what_is_not_ours(store: Store, tmp_path: Path) -> None:
-    signed(store)
-    root = store.root / ".blobstore" / "signatures"
-    (root / "README").write_text("x")
-    (root / "other").mkdir()
-    (tmp_path / "x").mkdir()
-    (root / ("cd" * 32)).symlink_to(tmp_path / "x")
-    aged(root / "README", root / "other", tmp_path / "x")
-    assert prune(store).leftovers == ()
