@@ -29,12 +29,11 @@ from blobstore.testing.blobs import M, blobs_of, data_of, descriptor_of, manifes
 pytestmark = pytest.mark.lab
 
 CHOSEN = {
-    *("test_models_and_blobs", "test_all_kinds_of_names", "test_blobs_that_are_read_at_once"),
-    *("test_a_blob_by_many_threads", "test_headers_are_those_of_the_blobs"),
+    *("test_models_and_blobs", "test_all_kinds_of_names", "test_headers_are_those_of_the_blobs"),
     *("test_a_manifest_of_missing_blobs_is_refused", "test_case_tells_no_models_apart"),
     *("test_a_name_that_is_expected_to_have_a_model", "test_one_of_many_is_first"),
-    *("test_no_update_is_lost", "test_sessions_at_once", "test_a_removed_model_is_gone"),
-    *("test_care", "test_transfer_brings_what_is_missing", "test_transfer_brings_signatures"),
+    *("test_no_update_is_lost", "test_a_removed_model_is_gone", "test_care"),
+    *("test_transfer_brings_what_is_missing", "test_transfer_brings_signatures"),
 }
 
 
