@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import filecmp
 import json
 import shutil
 import subprocess
@@ -60,9 +61,7 @@ def blob(folder: Path, digest: str) -> Path:
     return folder / "blobs" / digest.replace(":", "/")
 
 
-def test_umoci_unpacks_an_image_that_mlx_lm_loads(
-    plain: Registry, coded: Store, tmp_path: Path
-) -> None:
+def test_umoci_unpacks_an_image(plain: Registry, coded: Store, tmp_path: Path) -> None:
     words: dict[str, Any] = {"format": "mlx", "max_shard_size": 2_500_000}
     name = pushed(coded, "image", plain, **words)
     shown = json.loads(skopeo("inspect", "--tls-verify=false", f"docker://{name}"))
@@ -73,17 +72,11 @@ def test_umoci_unpacks_an_image_that_mlx_lm_loads(
         cannot_run("umoci is not installed")
     line = ["umoci", "unpack", "--rootless", "--image", f"{tmp_path / 'layout'}:m"]
     subprocess.run([*line, tmp_path / "bundle"], check=True)
-    blobstore.export_model(
-        "m", tmp_path / "out", store=coded, format="mlx", max_shard_size=2_500_000
-    )
-    unpacked = tmp_path / "bundle" / "rootfs" / "models"
-    assert {path.name: path.read_bytes() for path in unpacked.iterdir()} == {
-        path.name: path.read_bytes() for path in (tmp_path / "out").iterdir()
-    }
-    import mlx_lm
-
-    model, tokenizer = mlx_lm.load(str(unpacked))
-    assert mlx_lm.generate(model, tokenizer, "def ", max_tokens=2)
+    out, unpacked = tmp_path / "out", tmp_path / "bundle" / "rootfs" / "models"
+    blobstore.export_model("m", out, store=coded, **words)
+    names = {path.name for path in out.iterdir()}
+    assert {path.name for path in unpacked.iterdir()} == names
+    assert not filecmp.cmpfiles(unpacked, out, names, shallow=False)[1]
 
 
 def test_a_modelpack_artifact_is_copied(plain: Registry, coded: Store, tmp_path: Path) -> None:
@@ -102,15 +95,15 @@ def test_a_modelpack_artifact_is_copied(plain: Registry, coded: Store, tmp_path:
 
 def test_the_own_blobs_are_copied(plain: Registry, coded: Store, tmp_path: Path) -> None:
     name = pushed(coded, "oci", plain)
-    shown = json.loads(skopeo("inspect", "--tls-verify=false", f"docker://{name}"))
     own = coded.manifests.read(coded.find("m"))
-    assert shown["Layers"] == [str(layer.digest) for layer in own.layers]
-    copied(name, tmp_path / "layout")
+    manifest = copied(name, tmp_path / "layout")
+    digests = [layer["digest"] for layer in manifest["layers"]]
+    assert digests == [str(layer.digest) for layer in own.layers]
     target = f"{plain.host}/library/copy:v1"
     skopeo("copy", "--dest-tls-verify=false", f"oci:{tmp_path / 'layout'}:m", f"docker://{target}")
     other = blobstore.open_store(tmp_path / "other")
     blobstore.pull(target, other, name="n")
-    assert other.manifests.read(other.find("n")).layers == own.layers
+    assert other.manifest("n").layers == own.layers
     with tarfile.open(tmp_path / "layout.tar", "w") as tar:
         tar.add(tmp_path / "layout", ".")
     with blobstore.open_archive(tmp_path / "layout.tar", name="n") as archive:
