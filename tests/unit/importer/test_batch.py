@@ -9,8 +9,8 @@ import pytest
 from support.many import sharded_checkpoint
 
 from blobstore.cli.main import run
-from blobstore.errors import DocumentError, LimitExceededError, UsageError
-from blobstore.importer.batch import read_batch, work_on_batch
+from blobstore.errors import DocumentError, UsageError
+from blobstore.importer.batch import work_on_batch
 from blobstore.importer.run import import_model
 from blobstore.store.memory import MemoryStore
 
@@ -90,13 +90,6 @@ def test_what_is_not_a_list_of_models(text: str, named: str, tmp_path: Path) -> 
     with pytest.raises(DocumentError, match=named) as error:
         work_on_batch(path, store=MemoryStore())
     assert error.value.rule == "P4"
-
-
-def test_a_list_that_is_too_large(tmp_path: Path) -> None:
-    path = tmp_path / "models.toml"
-    path.write_bytes(b" " * (2**20 + 1))
-    with pytest.raises(LimitExceededError):
-        read_batch(path)
 
 
 def test_the_command_reports_fails_and_shows_no_secrets(

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from support.checkpoints import LLAMA_CONFIG, normal, small_tensors, write_checkpoint
 from support.exports import mixture_tensors
-from support.prequantized_sources import fp8_model, mlx_model
+from support.prequantized_sources import fp8_model
 
 import blobstore
 from blobstore.formats.provenance import DRAFT_MODEL, MTP_HEADS, Coverage, Tally
@@ -44,18 +44,6 @@ def test_block_scales_are_applied_and_those_of_activations_left_out(tmp_path: Pa
     found = coverage(tmp_path, {**tensors, **scales}, config).tensors
     assert (found.source, found.stored, dict(found.derived)) == (6, 2, {APPLIED: 2})
     assert [(one.name, one.count) for one in found.left_out] == [("*.input_scale", 2)]
-
-
-def test_companions_of_codes_are_stored_and_when_quantized_again_applied(tmp_path: Path) -> None:
-    tensors = mlx_model(COPIED, (64, 4, "affine"))
-    config = {"quantization": {"group_size": 64, "bits": 4}}
-    assert coverage(tmp_path, tensors, config).tensors == Tally(len(tensors), len(tensors))
-    again = coverage(tmp_path, tensors, config, quant="int8", requantize=True).tensors
-    # The embedding keeps its codes.
-    companions = sum(
-        name.endswith((".scales", ".biases")) and "embed" not in name for name in tensors
-    )
-    assert again == Tally(len(tensors), len(tensors) - companions, {APPLIED: companions})
 
 
 @pytest.mark.parametrize(

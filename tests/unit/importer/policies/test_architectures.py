@@ -77,7 +77,6 @@ def test_first_and_last_layers_and_every_third_have_more_bits(
     ("architecture", "config"),
     [
         (GEMMA4, {"num_hidden_layers": 8, "text_config": {"num_hidden_layers": 80}}),
-        (GEMMA4, {"num_hidden_layers": 0, "text_config": {"num_hidden_layers": 8}}),
         (GLIMMER, {"text_config": {"num_hidden_layers": 8}}),
         (COHERE2, {"num_hidden_layers": 8}),
         (NEMOTRON, {"llm_config": {"num_hidden_layers": 8}, "text_config": {}}),
