@@ -1,8 +1,7 @@
 """A store in the lower layer of an overlayfs, as one that was baked into a container's image.
 
 Folders of a lower layer can't be renamed there (EXDEV) unless redirect_dir is on, a file's first
-change copies it up, and it may have another inode then. The same by injection, on any machine:
-tests/unit/store/local/test_lower_layer.py.
+change copies it up, and it may have another inode then.
 """
 
 from __future__ import annotations
