@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,7 @@ from safetensors import safe_open
 import blobstore
 from blobstore.formats.documents import Manifest
 from blobstore.store.local.store import Store
-from support.checkpoints import LLAMA_CONFIG, normal, safetensors_bytes
+from support.checkpoints import normal
 
 Array = np.ndarray[Any, Any]
 Raw = dict[str, tuple[str, tuple[int, ...], bytes]]
@@ -35,24 +34,6 @@ def mixture_tensors(dtype: Any = ml_dtypes.bfloat16) -> dict[str, Array]:
                 name = f"{prefix}mlp.experts.{expert}.{projection}.weight"
                 tensors[name] = normal(name, *shape, dtype=dtype)
     return tensors
-
-
-def write_shards(
-    folder: Path,
-    shards: Sequence[Mapping[str, Array]],
-    metadata: Sequence[Mapping[str, str] | None],
-    config: Any = None,
-) -> Path:
-    """Write a checkpoint of several files with an index, each with metadata of its own."""
-    folder.mkdir(parents=True, exist_ok=True)
-    places = {}
-    for number, (tensors, words) in enumerate(zip(shards, metadata, strict=True), 1):
-        name = f"model-{number:05}-of-{len(shards):05}.safetensors"
-        (folder / name).write_bytes(safetensors_bytes(tensors, words))
-        places.update(dict.fromkeys(tensors, name))
-    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": places}))
-    (folder / "config.json").write_text(json.dumps(LLAMA_CONFIG if config is None else config))
-    return folder
 
 
 def raw_tensors(folder: Path) -> Raw:

@@ -3,29 +3,21 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
-from blobstore.names import ModelName
-from blobstore.store.memory import MemoryStore
 from support.checkpoints import LLAMA_CONFIG, normal, safetensors_bytes
 
 
-def sharded_checkpoint(folder: Path, files: int, scale: int = 1) -> Path:
-    """Write a checkpoint of ``files`` shards, of one layer each; return its folder.
-
-    ``scale``: how often its matrices have 64 x 128 weights in each direction.
-    """
+def sharded_checkpoint(folder: Path, files: int) -> Path:
+    """Write a checkpoint of ``files`` shards, of one layer each; return its folder."""
     folder.mkdir(parents=True)
     weight_map: dict[str, str] = {}
     for number in range(files):
         name = f"model-{number + 1:05}-of-{files:05}.safetensors"
         shapes = {
-            f"model.layers.{number}.mlp.down_proj.weight": (64 * scale, 128 * scale),
-            f"model.layers.{number}.mlp.up_proj.weight": (128 * scale, 64 * scale),
-            f"model.layers.{number}.input_layernorm.weight": (64 * scale,),
+            f"model.layers.{number}.mlp.down_proj.weight": (64, 128),
+            f"model.layers.{number}.mlp.up_proj.weight": (128, 64),
+            f"model.layers.{number}.input_layernorm.weight": (64,),
         }
         tensors = {one: normal(one, *shape) for one, shape in shapes.items()}
         (folder / name).write_bytes(safetensors_bytes(tensors))
@@ -63,14 +55,3 @@ def _write_index(folder: Path, weight_map: dict[str, str]) -> None:
     index = {"metadata": {}, "weight_map": weight_map}
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))
     (folder / "config.json").write_text(json.dumps(LLAMA_CONFIG))
-
-
-class Forgetful(MemoryStore):
-    """A home that does not remember what sessions made."""
-
-    @contextmanager
-    def session(self, *, name: ModelName | None = None) -> Iterator[Any]:
-        """See `Home`."""
-        with super().session(name=name) as session:
-            session.remembers = False
-            yield session

@@ -207,16 +207,3 @@ def test_the_command(host: str, coded: Store, capsys: pytest.CaptureFixture[str]
     assert printed["moved"] == {"blobs": len(manifest.descriptors), "bytes": manifest.size}
     assert run([*line[:-1]]) == 0
     assert f"{len(manifest.descriptors)} reused" in capsys.readouterr().out
-
-
-@pytest.mark.parametrize(
-    "words",
-    [
-        "--artifact image",
-        "--to localhost:1/a/m --format mlx",
-        "--artifact oci --to localhost:1/a/m --format mlx",
-        "--artifact helm --to localhost:1/a/m",
-    ],
-)
-def test_options_that_do_not_fit(coded: Store, words: str) -> None:
-    assert run(["push", "m", "--store", str(coded.root), *words.split()]) == 2

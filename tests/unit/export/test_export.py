@@ -24,8 +24,8 @@ from support.exports import (
     raw_tensors,
     raw_tensors_of,
     tensor_layers,
-    write_shards,
 )
+from support.layouts import sentencepiece
 from support.prequantized_sources import fp8_model, mlx_model, nvfp4_model
 
 import blobstore
@@ -35,7 +35,6 @@ from blobstore.kernels.arrays import Array
 from blobstore.store.local.store import Store
 
 INDEX = "model.safetensors.index.json"
-METADATA = {"format": "pt", "note": "ä\n\x1b", "": "empty"}
 
 
 def files_of(folder: Path) -> dict[str, bytes]:
@@ -60,39 +59,14 @@ def test_what_came_in_goes_out_byte_for_byte(store: Store, tmp_path: Path) -> No
     assert [path.name for path in (tmp_path / "new").iterdir()] == ["out"]
 
 
-def test_the_sources_own_files(store: Store, tmp_path: Path) -> None:
-    tensors = mixture_tensors()
-    names = list(reversed(tensors))
-    shards = [{name: tensors[name] for name in names[part::3]} for part in range(3)]
-    source = write_shards(tmp_path / "in", shards, [METADATA, None, {"note": "2"}])
-    blobstore.import_model(source, "m", store=store, experts="stacked")
-    result = blobstore.export_model("m", tmp_path / "one", store=store)
-    assert metadata_of(tmp_path / "one" / "model.safetensors").keys() == {"format", ""}
-    assert [name in note for name, note in zip(("'note'", INDEX), result.notes, strict=True)]
-    blobstore.export_model("m", tmp_path / "out", store=store, max_shard_size="source")
-    assert raw_tensors(tmp_path / "out") == raw_tensors(source)
-    for number, metadata in enumerate((METADATA, {}, {"note": "2"})):
-        name = f"model-{number + 1:05}-of-00003.safetensors"
-        assert metadata_of(tmp_path / "out" / name) == metadata
-        header = (tmp_path / "out" / name).read_bytes()
-        assert [
-            key for key in json.loads(header[8 : header.index(b"}}") + 2]) if key != "__metadata__"
-        ] == list(shards[number])
-    assert (tmp_path / "out" / INDEX).read_bytes() == (source / INDEX).read_bytes()
-
-
 def test_an_index_that_is_not_right_any_more_is_made_again(store: Store, tmp_path: Path) -> None:
-    tensors = small_tensors()
-    names = list(tensors)
-    shards = [{name: tensors[name] for name in names[part::2]} for part in range(2)]
-    source = write_shards(tmp_path / "in", shards, [METADATA, METADATA])
-    blobstore.import_model(source, "m", store=store, quant="int8")
+    blobstore.import_model(sentencepiece(tmp_path / "in"), "m", store=store, quant="int8")
     blobstore.export_model("m", tmp_path / "out", store=store, max_shard_size="source")
     index = json.loads((tmp_path / "out" / INDEX).read_bytes())
-    assert index["weight_map"].keys() == raw_tensors(tmp_path / "out").keys()
-    assert index["metadata"]["total_size"] == sum(
-        len(data) for _, _, data in raw_tensors(tmp_path / "out").values()
-    )
+    tensors = raw_tensors(tmp_path / "out")
+    assert index["weight_map"].keys() == tensors.keys()
+    assert "lm_head.weight.scale" in tensors
+    assert index["metadata"]["total_size"] == sum(len(data) for _, _, data in tensors.values())
 
 
 @pytest.mark.parametrize(
@@ -106,6 +80,7 @@ def test_an_import_of_the_export_stores_the_same_blobs(
     result = blobstore.import_model(source, "m", store=store, quant=quant, experts=experts)
     again = imported_again(store, "m", tmp_path / "out", experts=experts)
     assert tensor_layers(again) == tensor_layers(result.manifest)
+    assert again.config == result.manifest.config  # the type that was asked for, too
     found = raw_tensors(tmp_path / "out")
     weights = {name for name in found if not name.endswith((".scale", ".bias"))}
     assert weights == raw_tensors(source).keys()
@@ -168,20 +143,12 @@ def test_sources_that_were_quantized(store: Store, tmp_path: Path, kind: str) ->
 
 
 def test_a_weight_and_its_scales_may_be_in_two_shards(store: Store, tmp_path: Path) -> None:
-    """Imports and inspections rejoin them."""
     source = write_checkpoint(tmp_path / "in", mixture_tensors())
     rules = ["*.1.mlp.*=mxfp8"]
     first = blobstore.import_model(source, "m", store=store, quant="int4", rules=rules)
     blobstore.export_model("m", tmp_path / "out", store=store, max_shard_size=15_000)
     shards = [set(raw_tensors_of(path)) for path in (tmp_path / "out").glob("*.safetensors")]
     assert any({part[:-6] for part in one if part.endswith(".scale")} - one for one in shards)
-    model, folder = blobstore.inspect("m", store=store), blobstore.inspect(tmp_path / "out")
-    assert (folder.notes, folder.parameters) == ((), model.parameters)
-    facts = [
-        sorted((one.name, one.type_name, one.shape, one.nbytes) for one in found.tensors)
-        for found in (model, folder)
-    ]
-    assert facts[0] == facts[1]
     again = blobstore.import_model(tmp_path / "out", "again", store=store)
     assert tensor_layers(again.manifest) == tensor_layers(first.manifest)
 
@@ -218,22 +185,3 @@ def test_wrong_options(store: Store, tmp_path: Path, options: dict[str, Any]) ->
     with pytest.raises(UsageError):
         blobstore.export_model("m", tmp_path / "out", store=store, **options)
     assert not (tmp_path / "out").exists()
-
-
-def test_the_type_that_was_asked_for_comes_back(store: Store, tmp_path: Path) -> None:
-    """Some tensors of an int4 model are int8: what they are does not say what was asked for."""
-    first = blobstore.import_model(PYCODE, "m", store=store, quant="int4")
-    again = imported_again(store, "m", tmp_path / "out")
-    assert again.config == first.manifest.config
-    assert metadata_of(tmp_path / "out" / "model.safetensors")["file_type"] == "int4"
-    blobstore.export_model("again", tmp_path / "again", store=store)
-    assert metadata_of(tmp_path / "again" / "model.safetensors")["file_type"] == "int4"
-    blobstore.export_model("again", tmp_path / "values", store=store, dequantize="bfloat16")
-    assert "file_type" not in metadata_of(tmp_path / "values" / "model.safetensors")
-    plain = blobstore.import_model(tmp_path / "values", "plain", store=store)
-    with blobstore.open_model(plain.name, store=store) as model:
-        assert model.config.file_type == ""
-    for not_of_a_tensor in ("mxfp4", "Q4_K_M", None):
-        changes = {"file_type": not_of_a_tensor}
-        blobstore.edit_metadata(tmp_path / "out" / "model.safetensors", changes)
-        assert blobstore.plan_import(tmp_path / "out").config.file_type == ""

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
-from support import PYCODE
 from support.checkpoints import normal, write_checkpoint
 from support.exports import raw_tensors, tensor_layers
 from support.stores import commit_model
 
 import blobstore
-from blobstore.errors import DocumentError, UnsupportedSourceError
+from blobstore.errors import UnsupportedSourceError
 from blobstore.export.contents import modelfile
 from blobstore.formats.documents import (
     JSON_MEDIA_TYPE,
@@ -106,18 +104,6 @@ def test_a_draft_model_is_a_checkpoint_of_its_own(store: Store, tmp_path: Path) 
     assert tensor_layers(again) == tensor_layers(manifest)
 
 
-def test_an_unknown_draft_is_left_out_for_mlx_and_said(store: Store, tmp_path: Path) -> None:
-    draft = write_checkpoint(
-        tmp_path / "draft", {"d.weight": normal("d", 64, 64)}, {"model_type": "eagle"}
-    )
-    (draft / "tokenizer.model").write_bytes(b"x")
-    blobstore.import_model(PYCODE, "m", store=store, draft=draft)
-    result = blobstore.export_model("m", tmp_path / "out", store=store, format="mlx")
-    assert len(result.notes) == 1
-    assert "draft" in result.notes[0]
-    assert not (tmp_path / "out" / "draft").exists()
-
-
 def with_documents(store: Store, tmp_path: Path, documents: dict[str | None, bytes]) -> None:
     """Commit a model ``m`` with one tensor blob and these JSON layers."""
     blob = next(iter(write_checkpoint(tmp_path / "in").glob("*.safetensors"))).read_bytes()
@@ -140,17 +126,3 @@ def test_hostile_names_of_documents(store: Store, tmp_path: Path, name: str) -> 
         blobstore.export_model("m", tmp_path / "out" / "deep", store=store)
     assert not (tmp_path / "x.json").exists()
     assert not any((tmp_path / "out").rglob("*"))
-
-
-@pytest.mark.parametrize(
-    "document",
-    [
-        {"version": 2, "sources": []},
-        {"version": 1, "sources": [{"name": "x", "metadata": {"a": 1}, "tensors": []}]},
-    ],
-)
-def test_a_broken_own_document(store: Store, tmp_path: Path, document: Any) -> None:
-    with_documents(store, tmp_path, {"blobstore.json": json.dumps(document).encode()})
-    with pytest.raises(DocumentError, match=r"blobstore\.json") as caught:
-        blobstore.export_model("m", tmp_path / "out", store=store)
-    assert caught.value.rule == "B1"

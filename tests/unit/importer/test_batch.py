@@ -72,15 +72,11 @@ USUAL = "source = 's'\nname = 'a'\n"
 @pytest.mark.parametrize(
     ("text", "named"),
     [
-        ("", "model:"),
         ("[[model]", "TOML"),
-        ("[[model]]\nsource = 's'", "model.0.name:"),
         ("[[model]]\nsource = 's'\nname = '../a'", "model.0.name:"),
         (f"[[model]]\n{USUAL}quantt = 'int4'", "model.0.quantt:"),
         (f"[[model]]\n{USUAL}rules = [1]", "model.0.rules.0:"),
-        (f"[[model]]\n{USUAL}group_size = true", "group_size:"),
         (f"[[model]]\n{USUAL}target_bpw = inf", "target_bpw:"),
-        (f"[[model]]\n{USUAL}importance = 2026-11-23", "importance:"),
         (f"[[model]]\n{USUAL}" * 2, "model.1.name:"),
     ],
 )

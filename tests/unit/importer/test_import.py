@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from support.arrays import bits
-from support.checkpoints import normal, small_tensors, write_checkpoint
+from support.checkpoints import normal, write_checkpoint
 
 import blobstore
 from blobstore.errors import InvalidNameError
@@ -39,13 +39,6 @@ def test_names_made_from_the_source(
     assert [str(found) for found, _ in store.models()] == [str(result.name)] == [name]
 
 
-def test_the_current_folder_has_a_name_too(
-    store: Store, source: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(source)
-    assert str(blobstore.import_model(".", store=store).name) == "m:latest"
-
-
 @pytest.mark.parametrize("folder", ["with space", "é"])
 def test_a_source_whose_name_is_not_a_model_name_needs_one(
     store: Store, tmp_path: Path, folder: str
@@ -58,20 +51,6 @@ def test_a_source_whose_name_is_not_a_model_name_needs_one(
     text = blobstore.import_model(tmp_path / folder, "example.org/team/x:y", store=store)
     value = blobstore.import_model(tmp_path / folder, ModelName(model="z"), store=store)
     assert text.digest == value.digest
-
-
-def test_what_the_result_says(store: Store, source: Path) -> None:
-    plan = blobstore.plan_import(source, quant="int8")
-    result = blobstore.import_model(source, store=store, quant="int8")
-    tensors = small_tensors()
-    stored = [path.stat().st_size for path in (store.root / "blobs").iterdir()]
-    assert (result.created, result.reused, result.blobs) == (9, 0, 9)
-    assert (result.stored_bytes, result.new_bytes, plan.stored_bytes) == (sum(stored),) * 3
-    assert result.source_bytes == sum(array.nbytes for array in tensors.values())
-    assert result.digest == store.manifest(result.name).digest == result.manifest.digest
-    weights = sum(array.size for array in tensors.values())
-    kept = sum(array.size for name, array in tensors.items() if "embed" in name or "norm" in name)
-    assert result.bits_per_weight == pytest.approx((kept * 16 + (weights - kept) * 8.5) / weights)
 
 
 def test_imports_reuse_what_they_have_in_common(

@@ -5,18 +5,16 @@ Quantized ones are what the kernels find. Bad weights are named by their tensor 
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from support.arrays import bits, bits_of_parts, plain
+from support.arrays import bits, plain
 from support.checkpoints import (
     BF16,
     normal,
     raw_safetensors,
-    safetensors_bytes,
     write_checkpoint,
 )
 from support.chunks import chunks_of
@@ -31,7 +29,6 @@ from blobstore.store.local.store import Store
 Array = np.ndarray[Any, Any]
 F16, F32, F64 = np.dtype(np.float16), np.dtype(np.float32), np.dtype(np.float64)
 W = "x.weight"
-UP = "model.layers.0.mlp.up_proj.weight"
 EXPERT = "model.layers.0.mlp.experts.{}.up_proj.weight"
 STACK = "model.layers.0.mlp.experts.up_proj.weight"
 
@@ -66,16 +63,6 @@ def test_conversion_is_ml_dtypes_cast(store: Store, tmp_path: Path, kind: Any, t
     tensor = plain(imported(store, tmp_path, {W: values, "s": values[1, 1]}, dtype=to)[W])
     wanted = values.astype({"bfloat16": BF16}.get(to, to))
     assert (tensor.dtype, bits(tensor)) == (wanted.dtype, bits(wanted))
-
-
-def test_conversion_comes_before_quantization(store: Store, tmp_path: Path) -> None:
-    values = normal("w", 32, 64, dtype=np.float32)
-    parts = imported(store, tmp_path, {W: values}, dtype="float16", quant="int4")[W].numpy()
-    wanted = blobstore.quantize(values.astype(np.float16), "int4")
-    assert bits_of_parts(parts) == bits_of_parts(wanted)
-    wide = values.astype(np.float64)
-    parts = imported(store, tmp_path, {W: wide}, quant="int8", dtype="float32")[W].numpy()
-    assert bits_of_parts(parts) == bits_of_parts(blobstore.quantize(values, "int8"))
 
 
 @pytest.mark.parametrize(
@@ -231,25 +218,6 @@ def test_each_expert_has_its_own_importance(store: Store, tmp_path: Path) -> Non
         assert stacked.scale[e].tobytes() == wanted.scale.tobytes()
 
 
-def test_importance_is_recorded_by_its_values(tmp_path: Path) -> None:
-    source = write_checkpoint(tmp_path / "m")
-    vectors = {UP: random_importance(64), "lm_head.weight": random_importance(64, seed=1)}
-    file = tmp_path / "importance.safetensors"
-    file.write_bytes(safetensors_bytes(vectors, {"made": "elsewhere"}))
-
-    def recorded(importance: Any) -> str | None:
-        options = {"quant": "int4", "method": "search", "importance": importance}
-        plan = blobstore.plan_import(source, **options)
-        found: str | None = json.loads(plan.documents["blobstore.json"])["options"]["importance"]
-        return found
-
-    same: list[Any] = [file, vectors, dict(reversed(vectors.items()))]
-    same += [{name: vector.astype(np.float64) for name, vector in vectors.items()}]
-    others: list[Any] = [{UP: vectors[UP]}, {UP: vectors[UP] + 1}, {}, None]
-    assert len({recorded(form) for form in same}) == 1
-    assert len({recorded(form) for form in (file, *others)}) == 5
-
-
 @pytest.mark.parametrize(("method", "scale"), [("minmax", 1e-4), ("search", 0.02), ("minmax", 30)])
 def test_a_global_scale_is_stored_and_read_back(
     store: Store, tmp_path: Path, method: str, scale: float
@@ -264,16 +232,3 @@ def test_a_global_scale_is_stored_and_read_back(
     for library in ("torch", "mlx"):
         stored = getattr(model[W], library)().global_scale
         assert float(stored[0]) == float(wanted.global_scale[0])
-
-
-def test_experts_have_a_global_scale_each_or_one_for_the_stack(
-    store: Store, tmp_path: Path
-) -> None:
-    tensors = {EXPERT.format(e): normal(f"e{e}", 32, 64, scale=0.001 * 8**e) for e in range(3)}
-    options: dict[str, Any] = {"quant": "nvfp4", "method": "search", "global_scale": True}
-    packed = imported(store, tmp_path, tensors, experts="packed", **options)
-    for name, weights in tensors.items():
-        assert_same_parts(parts(packed, name), quantized(weights, **options))
-    stacked = imported(store, tmp_path, tensors, experts="stacked", **options)
-    whole = quantized(np.stack([*tensors.values()]), **options)
-    assert_same_parts(parts(stacked, STACK), whole)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -83,15 +82,6 @@ def test_the_files_of_a_model_are_read_by_name(store: Store, tmp_path: Path) -> 
             opened.document("chat_template.jinja")
 
 
-def test_a_folder_called_draft_that_is_not_the_draft(store: Store, tmp_path: Path) -> None:
-    source, other = with_draft(tmp_path / "in"), with_draft(tmp_path / "other") / "draft"
-    of_the_folder = {name for name in files_of(source) if name.startswith("draft/")}
-    coverage = blobstore.import_model(source, M, store=store, draft=other).coverage
-    assert {one.name for one in coverage.left_out} == of_the_folder
-    coverage = blobstore.plan_import(source).coverage  # there is no draft: it is kept as files
-    assert (coverage.left_out, coverage.kept_whole) == ((), ("draft/model.safetensors",))
-
-
 def test_a_modelfile_of_the_source_keeps_its_name(store: Store, tmp_path: Path) -> None:
     source = documented(tmp_path / "in")
     blobstore.import_model(source, "m", store=store, system="Be brief.")
@@ -114,21 +104,6 @@ def test_hostile_names_of_files_are_refused(store: Store, tmp_path: Path, name: 
         blobstore.export_model("m", tmp_path / "out" / "deep", store=store)
     assert not (tmp_path / "x").exists()
     assert not any((tmp_path / "out").rglob("*"))
-
-
-def test_what_an_early_version_recorded_has_no_coverage(store: Store, tmp_path: Path) -> None:
-    manifest = blobstore.import_model(instruct(tmp_path / "in"), M, store=store).manifest
-    own = manifest.document("blobstore.json")
-    assert own is not None
-    document = json.loads(store.blobs.read(own))
-    del document["coverage"]
-    with store.session() as session:
-        blob = session.put(json.dumps(document).encode())
-        changed = replace(own, digest=blob.digest, size=blob.size)
-        layers = tuple(changed if layer is own else layer for layer in manifest.layers)
-        session.publish(M, replace(manifest, layers=layers))
-    coverage = stored_coverage(store, store.manifest(M))
-    assert (coverage.tensors.source, coverage.tensors.stored, coverage.files.stored) == (None, 3, 4)
 
 
 def test_hidden_files_do_not_change_a_models_id(store: Store, tmp_path: Path) -> None:

@@ -16,7 +16,6 @@ from typing import Any
 import numpy as np
 import pytest
 from support.checkpoints import normal, small_tensors, write_checkpoint
-from support.many import Forgetful
 from support.ollama_sources import write_source
 
 from blobstore.errors import (
@@ -24,7 +23,6 @@ from blobstore.errors import (
     CorruptDataError,
     DocumentError,
     NotFoundError,
-    UsageError,
 )
 from blobstore.importer.outputs import ImportPlan
 from blobstore.importer.planfile import read_plan, write_plan
@@ -118,14 +116,6 @@ def test_blobs_made_by_others_are_published_once(tmp_path: Path) -> None:
     result = run_plan(read_plan(file), M, store)
     assert (result.digest, result.recalled) == (expected.digest, len(names))
     assert made == {str(layer.digest) for layer in result.manifest.tensor_layers}
-
-
-def test_what_can_not_be_made(tmp_path: Path) -> None:
-    plan = plan_import(write_checkpoint(tmp_path / "m"))
-    with pytest.raises(NotFoundError, match="'x'"):
-        make_blob(plan, "x", Store(tmp_path / "store"))
-    with pytest.raises(UsageError, match="remember"):
-        make_blob(plan, plan.blobs[0].name, Forgetful())
 
 
 def touched(folder: Path) -> None:

@@ -113,14 +113,6 @@ def test_documents_are_made_again_usual_options_too(store: Store, source: Path, 
     assert contents(store) == before
 
 
-def test_unusual_options_that_are_lost_are_unknown(store: Store, source: Path) -> None:
-    blobstore.import_model(source, M, store=store, quant="int8", dtype="float16")
-    for path in paths(store, "blobstore.json", "q_proj"):
-        path.unlink()
-    with pytest.raises(UsageError, match="unknown"):
-        repair_model("m", source, store=store)
-
-
 def test_a_sound_model_needs_no_source(store: Store, source: Path, snapshot: Snapshot) -> None:
     blobstore.import_model(source, M, store=store)
     before = snapshot(store)

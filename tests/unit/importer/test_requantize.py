@@ -8,10 +8,10 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
-from support import PYCODE, QUANT_TYPES
+from support import QUANT_TYPES
 from support.arrays import plain
-from support.checkpoints import LLAMA_CONFIG, normal, write_checkpoint
-from support.producers import COPIED, Kind, Stored, block_fp8, mlx_affine, nvfp4
+from support.checkpoints import LLAMA_CONFIG, write_checkpoint
+from support.producers import COPIED, Kind, Stored, block_fp8
 from support.weights import assert_same_parts
 
 import blobstore
@@ -93,19 +93,6 @@ def test_what_the_policy_leaves_alone_keeps_its_codes(
         np.testing.assert_array_equal(model[kept.name].dequantize(), kept.values)
 
 
-def test_rules_say_which(store: Store, tmp_path: Path) -> None:
-    kind = mlx_affine(8, 64)
-    names = ("lm_head", f"{LAYER}.mlp.up_proj", f"{LAYER}.mlp.gate_proj")
-    head, up, gate = (kind.make(name, (8, 256)) for name in names)
-    rules = ["*proj.weight=int4/64", "*gate_proj*=none"]
-    tensors = tensors_of(head, up, gate)
-    with requantized(store, tmp_path / "s", kind, tensors, rules=rules) as model:
-        assert_kept(model, head)
-        assert_quantized(model, up.name, values_of(up), "int4", group_size=64)
-        assert_kept(model, gate)
-        assert model.config.file_type == ""
-
-
 @pytest.mark.parametrize("experts", ["packed", "stacked"])
 @pytest.mark.parametrize("kind", FEW.values(), ids=FEW)
 def test_experts(store: Store, tmp_path: Path, kind: Kind, experts: str) -> None:
@@ -121,27 +108,6 @@ def test_experts(store: Store, tmp_path: Path, kind: Kind, experts: str) -> None
             assert_quantized(model, name, stack, "nvfp4", global_scale=True)
 
 
-@pytest.mark.parametrize(("experts", "modelopt"), [("packed", True), ("stacked", False)])
-def test_experts_that_are_left_alone_keep_a_global_scale_each(
-    store: Store, tmp_path: Path, experts: str, modelopt: bool
-) -> None:
-    """Rows of 48 have no groups of 32, which int4 needs; a packed group is kept as a whole."""
-    kinds = [nvfp4(modelopt=modelopt, factor=0.001 * (expert + 1)) for expert in range(3)]
-    ups = [kind.make(f"{EXPERTS}.{n}.up_proj", (64, 48)) for n, kind in enumerate(kinds)]
-    downs = [kind.make(f"{EXPERTS}.{n}.down_proj", (48, 64)) for n, kind in enumerate(kinds)]
-    tensors = tensors_of(*ups, *downs)
-    with requantized(
-        store, tmp_path / "s", kinds[0], tensors, quant="int4", experts=experts
-    ) as model:
-        for weight in ups:
-            assert_kept(model, weight)
-        for weight in downs:
-            if experts == "packed":
-                assert_kept(model, weight)
-            else:
-                assert_quantized(model, weight.name, values_of(weight), "int8", group_size=64)
-
-
 @pytest.mark.parametrize("kind", [COPIED["modelopt"], block_fp8()], ids=["nvfp4", "fp8"])
 @pytest.mark.parametrize("options", [{"quant": "int4"}, {"rules": ["*=int4"]}])
 def test_without_it_types_are_refused(tmp_path: Path, kind: Kind, options: dict[str, Any]) -> None:
@@ -150,14 +116,3 @@ def test_without_it_types_are_refused(tmp_path: Path, kind: Kind, options: dict[
     with pytest.raises(UnsupportedSourceError, match="quantized already") as caught:
         blobstore.plan_import(source, **options)
     assert "requantize=True" in str(caught.value.hint)
-
-
-def test_a_draft_alone_can_be_requantized(tmp_path: Path, store: Store) -> None:
-    source = write_checkpoint(tmp_path / "m", {"a.weight": normal("a", 64, 64)})
-    options: dict[str, Any] = {"draft_quant": "int4", "requantize": True}
-    blobstore.import_model(source, "m", store=store, draft=PYCODE, **options)
-    with blobstore.open_model("m", store=store) as model:
-        assert model["a.weight"].quant_type is None
-        assert str(model["draft.model.layers.0.mlp.up_proj.weight"].quant_type) == "int4"
-    measured = blobstore.measure_quality("m", source, store=store)
-    assert [tensor.name for tensor in measured.tensors] == ["a.weight"]  # the draft has its own

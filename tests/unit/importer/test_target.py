@@ -9,13 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 from support import PYCODE, PYCODE_MOE
-from support.checkpoints import BF16, LLAMA_CONFIG, normal, small_tensors, write_checkpoint
+from support.checkpoints import BF16, normal, small_tensors, write_checkpoint
 from support.inventories import types_of
-from support.streaming import SMALL, streamed
 
 import blobstore
-from blobstore.cli.main import run
-from blobstore.errors import NonFiniteWeightError, UnsupportedSourceError, UsageError
+from blobstore.errors import NonFiniteWeightError, UsageError
 from blobstore.importer import targets
 from blobstore.store.local.store import Store
 
@@ -117,21 +115,6 @@ def test_the_users_rules_stay(tmp_path: Path) -> None:
     assert "model.layers.0.a_proj.weight" not in plan.relative_errors
 
 
-def test_importance_moves_bits_to_where_it_lies_on_bad_columns(tmp_path: Path) -> None:
-    # One column of each matrix is large: it quantizes well, and its neighbours in the group badly.
-    tensors = {f"model.layers.0.{name}_proj.weight": normal(name, 64, 256) for name in "abcd"}
-    for weights in tensors.values():
-        weights[:, ::32] *= np.float32(20)
-    source = write_checkpoint(tmp_path / "m", tensors)
-    neighbours = np.where(np.arange(256) % 32, 1.0, 0.0).astype(np.float32)
-    c = "model.layers.0.c_proj.weight"
-    vectors = dict.fromkeys(tensors, 1 - neighbours) | {c: neighbours}
-    options: dict[str, Any] = {"target_bpw": 6.0, "quant": "int4", "method": "search"}
-    plan = blobstore.plan_import(source, importance=vectors, **options)
-    sizes = {tensor.name: tensor.nbytes for tensor in plan.tensors}
-    assert sizes.pop(c) > max(sizes.values())
-
-
 @pytest.mark.parametrize("wanted", [{"target_size": 10**9}, {"target_bpw": 1e300}])
 def test_everything_is_kept_when_that_is_smaller(wanted: dict[str, Any], tmp_path: Path) -> None:
     tensors = small_tensors() | {UP: np.full((128, 64), np.nan, BF16)}  # no weight is even read
@@ -183,58 +166,3 @@ def test_weights_that_can_not_be_quantized(tmp_path: Path, sample: pytest.Monkey
     with pytest.raises(NonFiniteWeightError) as caught:
         blobstore.plan_import(source, target_bpw=6.0, jobs=3)
     assert (caught.value.tensor, caught.value.index) == (name, (40, 7))
-
-
-def test_a_quantized_source_needs_to_be_requantized(tmp_path: Path) -> None:
-    weight = blobstore.quantize(normal("w", 64, 256), "int4", group_size=32)
-    tensors: dict[str, Any] = {
-        "x.weight": weight.weight,
-        "x.scales": weight.scale,
-        "x.biases": weight.bias,
-        "y.weight": normal("y", 64, 256),
-    }
-    config = {**LLAMA_CONFIG, "quantization": {"group_size": 32, "bits": 4}}
-    source = write_checkpoint(tmp_path / "m", tensors, config)
-    with pytest.raises(UnsupportedSourceError, match="quantized already"):
-        blobstore.plan_import(source, target_bpw=4.6)
-    assert blobstore.plan_import(source, target_bpw=4.6, requantize=True).bits_per_weight <= 4.6
-    kept = blobstore.plan_import(source, target_bpw=10.6, requantize=True)
-    assert types_of(kept) == {"x.weight": "int4/32", "y.weight": "none"}  # codes without loss
-
-
-def test_a_draft_counts_and_keeps_its_type(tmp_path: Path) -> None:
-    draft, source = write_checkpoint(tmp_path / "draft"), checkpoint(tmp_path / "m")
-    plan = blobstore.plan_import(source, target_bpw=9.0, draft=draft, draft_quant="int8")
-    assert 0.99 * 9.0 <= plan.bits_per_weight <= 9.0
-    assert types_of(plan)[f"draft.{UP}"] == "int8/64"
-
-
-@pytest.mark.parametrize(("rows", "requests"), [(1000, 20), (4, 8)])
-def test_rows_of_a_sample_are_fetched_together_where_they_are_near(
-    tmp_path: Path, sample: pytest.MonkeyPatch, rows: int, requests: int
-) -> None:
-    tensors = {f"model.{name}.weight": normal(name, 3000, 512, dtype=np.float32) for name in "ab"}
-    far = write_checkpoint(tmp_path / "far", tensors)
-    sample.setattr(targets, "SAMPLE", rows * 512)
-    wanted = blobstore.plan_import(far, target_bpw=6.0).relative_errors
-    with streamed(SMALL) as fetched:
-        plan = blobstore.plan_import(far, target_bpw=6.0)
-    assert plan.relative_errors == wanted
-    assert len(fetched.ranges) <= requests
-    if rows == 4:
-        assert fetched.nbytes == 8 * 512 * 4
-
-
-def test_the_commands_print_the_plan_with_its_errors(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    source = str(checkpoint(tmp_path / "m"))
-    assert run(["plan", source, "--target-bpw", "5"]) == 0
-    shown = capsys.readouterr().out.splitlines()
-    assert shown[0].split() == ["TENSOR", "TYPE", "SHAPE", "SIZE", "ERROR"]
-    assert any(line.startswith("model.layers.0.a_proj") and line.endswith("%") for line in shown)
-    store = ["--store", str(tmp_path / "store")]
-    assert run(["import", source, "m", "--target-size", "1GB", *store]) == 0
-    assert "everything is kept" in capsys.readouterr().err
-    for wrong in (["--target-size", "4MB", "--target-bpw", "4"], ["--target-size", "much"]):
-        assert run(["import", source, "m", *wrong, *store]) == 2

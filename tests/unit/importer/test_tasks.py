@@ -6,7 +6,6 @@ A file with a declared digest is read whole by each task that needs it.
 from __future__ import annotations
 
 import json
-import random
 from collections import Counter
 from pathlib import Path
 
@@ -18,29 +17,9 @@ from support.streaming import SMALL, streamed
 from blobstore.errors import CorruptDataError
 from blobstore.importer.planfile import write_plan
 from blobstore.importer.run import import_model, plan_import
-from blobstore.importer.worker import Task, commit_plan, shard_of, tasks_of, work_on_plan
+from blobstore.importer.worker import commit_plan, shard_of, tasks_of, work_on_plan
 from blobstore.names import Digest
 from blobstore.store.memory import MemoryStore
-
-
-class Costly(Task):
-    """A task of so much cost."""
-
-    @property
-    def cost(self) -> int:
-        return self.number
-
-
-@pytest.mark.parametrize("count", [1, 3, 12])
-def test_shards_are_whole_and_about_even(count: int) -> None:
-    generator = random.Random(count)
-    for length in range(0, 30, 3):
-        costs = [generator.randint(1, 50) for _ in range(length)]
-        whole = [Costly(cost, 0, ()) for cost in costs]
-        shards = [shard_of(whole, index, count) for index in range(count)]
-        assert [task for shard in shards for task in shard] == whole
-        largest = max(sum(task.cost for task in shard) for shard in shards)
-        assert largest <= sum(costs) / count + max(costs, default=0)
 
 
 def test_each_blob_is_in_one_task_and_files_stay_whole_while_there_are_enough(

@@ -91,13 +91,10 @@ def test_an_export_of_our_form_stores_the_same_again_and_can_be_quantized_again(
     assert bits_of_parts(other[GATE_UP].numpy()) == bits_of_parts(wanted)
 
 
-@pytest.mark.parametrize("names", [("turned", "other"), ("other", "turned")], ids=str)
-def test_diff_and_quality_compare_the_same_weights(
-    store: Store, source: Path, names: tuple[str, str]
-) -> None:
+def test_diff_and_quality_compare_the_same_weights(store: Store, source: Path) -> None:
     blobstore.import_model(source, "turned", store=store, quant="int4")
     blobstore.import_model(source, "other", store=store, quant="int8", profile="ollama")
-    changes = diff_models(*names, store=store, error=True).changed
+    changes = diff_models("turned", "other", store=store, error=True).changed
     (compared,) = (change.errors for change in changes if change.before.name == DOWN)
     tensors = measure_quality("turned", source, store=store).tensors
     (measured,) = (tensor.errors for tensor in tensors if tensor.name == DOWN)

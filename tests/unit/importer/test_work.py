@@ -18,7 +18,6 @@ from support.buckets import memory_store
 from support.many import sharded_checkpoint
 
 import blobstore
-from blobstore.cli.main import run
 from blobstore.errors import (
     BlobStoreError,
     DocumentError,
@@ -180,25 +179,3 @@ def test_a_clean_up_spares_what_waits_for_its_commit(plan: Path, store: Store) -
     assert not blobstore.prune(store).leftovers
     assert commit_plan(plan, "m", store=store).created > 0
     assert all(path.stat().st_mtime > two_days_ago + 86_400 for path in store.blobs.path.iterdir())
-
-
-def test_the_commands_say_how_to_go_on(
-    plan: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    store = ["--store", str(tmp_path / "store")]
-    assert run(["work", str(tmp_path / "missing.json"), *store]) == 1
-    assert "blobstore plan SOURCE" in capsys.readouterr().err
-    assert run(["work", str(plan), "--shard", "0/2", "--json", *store]) == 0
-    assert json.loads(capsys.readouterr().out)["shard"] == "0/2"
-    assert run(["commit", str(plan), *store]) == 1
-    assert "2 of the 4 tasks" in capsys.readouterr().err
-    assert run(["work", str(plan), *store]) == 0
-    assert "commit PLAN" in capsys.readouterr().out
-    assert run(["commit", str(plan), "m:int4", "--verify", "--json", *store]) == 0
-    for line in (
-        ["work"],
-        ["work", str(plan), "--shard", "2/2"],
-        ["work", str(plan), "--batch", "x"],
-        ["commit", str(plan), "m:int8", *store],
-    ):
-        assert run(line) == 2

@@ -5,18 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
-from support.checkpoints import LLAMA_CONFIG, normal, small_tensors, write_checkpoint
+from support.checkpoints import LLAMA_CONFIG, normal, write_checkpoint
 from support.exports import mixture_tensors
-from support.prequantized_sources import fp8_model
 
 import blobstore
-from blobstore.formats.provenance import DRAFT_MODEL, MTP_HEADS, Coverage, Tally
+from blobstore.formats.provenance import MTP_HEADS, Coverage, Tally
 
 STACKED = "experts that were stacked"
-APPLIED = "scales and biases that were applied to their weights"
-COPIED = small_tensors()
 
 
 def coverage(
@@ -37,15 +33,6 @@ def test_floats_are_stored_and_stacked_experts_derived(tmp_path: Path) -> None:
     assert stacked == Tally(count, count - experts, {STACKED: experts})
 
 
-def test_block_scales_are_applied_and_those_of_activations_left_out(tmp_path: Path) -> None:
-    tensors = fp8_model({f"model.{name}.weight": normal(name, 128, 128) for name in "ab"})
-    scales = {f"model.{name}.input_scale": np.ones((), np.float32) for name in "ab"}
-    config = {"quantization_config": {"quant_method": "fp8", "weight_block_size": [128, 128]}}
-    found = coverage(tmp_path, {**tensors, **scales}, config).tensors
-    assert (found.source, found.stored, dict(found.derived)) == (6, 2, {APPLIED: 2})
-    assert [(one.name, one.count) for one in found.left_out] == [("*.input_scale", 2)]
-
-
 @pytest.mark.parametrize(
     ("names", "config", "count"),
     [
@@ -60,11 +47,3 @@ def test_heads_for_more_tokens_are_counted(
 ) -> None:
     tensors = {f"{name}.weight": normal(name, 4, 64) for name in names}
     assert coverage(tmp_path, tensors, config).heads == ({MTP_HEADS: count} if count else {})
-
-
-def test_a_draft_models_tensors_are_counted(tmp_path: Path) -> None:
-    draft = write_checkpoint(tmp_path / "draft", {"fc.weight": normal("d", 64, 64)})
-    found = coverage(tmp_path / "m", COPIED, draft=draft)
-    assert found.heads == {DRAFT_MODEL: 1}
-    assert found.tensors == Tally(len(COPIED) + 1, len(COPIED) + 1)
-    assert found.files == Tally(4, 4)

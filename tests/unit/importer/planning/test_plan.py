@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import pytest
 from support import QUANT_TYPES
 from support.inventories import expert_tensors, plan_of, source_tensor, types_of
 
-from blobstore.errors import UnsupportedSourceError, UsageError
+from blobstore.errors import UnsupportedSourceError
 from blobstore.formats.dtypes import DType
 from blobstore.formats.safetensors.header import parse_header
 from blobstore.importer.outputs import ImportPlan, PlannedBlob
-from blobstore.source.folders import SourceTensor
 from blobstore.store.stored import stored_tensors
 
 MLP = "model.layers.0.mlp"
@@ -48,41 +46,6 @@ def test_packed_group_is_one_blob_under_its_prefix(quant: str) -> None:
     assert [one.name for one in plan.blobs[2].tensors] == [one.name for one in tensors[:33]]
     said = {} if quant == "none" else {"quant_type": quant, "group_size": "16"}
     assert plan.blobs[2].metadata == plan.blobs[3].metadata == said
-
-
-@pytest.mark.parametrize(
-    ("quant", "size", "cols", "scale", "others"),
-    [
-        ("int4", "32", 16, ("BF16", [64, 4]), [".bias"]),
-        ("int8", "64", 32, ("BF16", [64, 2]), [".bias"]),
-        ("nvfp4", "16", 16, ("U8", [64, 8]), []),
-        ("mxfp4", "32", 16, ("U8", [64, 4]), []),
-        ("mxfp8", "32", 32, ("U8", [64, 4]), []),
-    ],
-)
-def test_quantized_blob_holds_weight_scale_bias_and_says_its_type(
-    quant: str, size: str, cols: int, scale: tuple[str, list[int]], others: list[str]
-) -> None:
-    (blob,) = plan_of([source_tensor(UP, 64, 128)], quant=quant).blobs
-    header = json.loads(blob.header[8:])
-    assert header.pop("__metadata__") == {"quant_type": quant, "group_size": size}
-    arrays = sorted(header.items(), key=lambda item: item[1]["data_offsets"][0])
-    wanted = [("", ("U32", [64, cols])), (".scale", scale), *((suffix, scale) for suffix in others)]
-    assert [(name, (array["dtype"], array["shape"])) for name, array in arrays] == [
-        (UP + suffix, array) for suffix, array in wanted
-    ]
-    places = [place for _, array in arrays for place in array["data_offsets"]]
-    assert (places[0], places[-1]) == (0, blob.data_size)
-    assert places[1:-1:2] == places[2::2]  # without gaps
-
-
-@pytest.mark.parametrize(
-    "tensors",
-    [[source_tensor(UP, 64, 48)], expert_tensors(1, up=(64, 48), down=(48, 64))],
-)
-def test_nothing_that_can_be_quantized_is_a_wrong_use(tensors: list[SourceTensor]) -> None:
-    with pytest.raises(UsageError, match=r"\[64, 48\]"):
-        plan_of([source_tensor("a.weight", 64), *tensors], quant="int4")
 
 
 def test_packed_group_is_left_alone_when_one_weight_does_not_fit() -> None:
@@ -152,18 +115,6 @@ def test_other_dtypes_are_copied_and_not_quantized(name: str, dtype: DType, prof
     with pytest.raises(UnsupportedSourceError, match=f"{dtype}.*BF16, F16 and F32") as caught:
         plan_of(tensors, profile=profile, quant="int4")
     assert name.replace(".0.", ".") == str(caught.value.tensor).replace(".0.", ".")
-
-
-def test_dtype_converts_float_weights_first() -> None:
-    tensors = [
-        source_tensor(UP, 64, 64, dtype=DType.F64),
-        source_tensor("a.bias", 64),
-        source_tensor("ids", 64, dtype=DType.I32),
-    ]
-    plan = plan_of(tensors, quant="int4", dtype="float16")
-    dtypes = {tensor.name: tensor.dtype for tensor in plan.tensors}
-    assert dtypes == {"a.bias": DType.F16, "ids": DType.I32, UP: DType.F16}
-    assert plan.blobs[-1].entries[f"{UP}.scale"].dtype is DType.F16
 
 
 @pytest.mark.parametrize("quant", ["none", *QUANT_TYPES])

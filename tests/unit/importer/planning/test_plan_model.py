@@ -9,7 +9,6 @@ import pytest
 from support.inventories import expert_tensors, inventory, plan_of, source_tensor, types_of
 
 from blobstore.errors import UnsupportedSourceError
-from blobstore.formats.dtypes import DType
 from blobstore.importer.options import ImportOptions
 from blobstore.importer.outputs import ImportPlan
 from blobstore.importer.plan import make_plan
@@ -67,35 +66,6 @@ def test_only_the_default_profile_can_do_without_a_config() -> None:
         planned(source, profile="ollama")
 
 
-@pytest.mark.parametrize(
-    ("quant", "profile", "dtype", "bits"),
-    [
-        ("none", "default", DType.I8, 8),
-        ("int4", "ollama", DType.BF16, 4 + 2 * 16 / 64),
-        ("int4", "default", DType.F32, 4 + 2 * 32 / 32),
-        ("nvfp4", "default", DType.BF16, 4 + 8 / 16),
-        ("mxfp8", "default", DType.F32, 8 + 8 / 32),
-    ],
-)
-def test_bits_per_weight_count_scales_and_biases(
-    quant: str, profile: str, dtype: DType, bits: float
-) -> None:
-    weight = source_tensor(UP.name, *UP.shape, dtype=dtype)
-    assert plan_of([weight], quant=quant, profile=profile).bits_per_weight == bits
-
-
-@pytest.mark.parametrize("profile", ["default", "ollama"])
-def test_sizes_are_sums_of_their_parts(profile: str) -> None:
-    plan = plan_of([UP, NORM, *expert_tensors(3)], quant="int4", profile=profile)
-    assert sum(blob.source_bytes for blob in plan.blobs) == plan.inventory.nbytes
-    assert plan.parameters == plan.inventory.nbytes // 2
-    for blob in plan.blobs:
-        assert blob.data_size == max(entry.end for entry in blob.entries.values())
-        assert blob.size == len(blob.header) + blob.data_size
-    documents = sum(map(len, plan.documents.values())) + len(plan.config.encode())
-    assert plan.stored_bytes == sum(blob.size for blob in plan.blobs) + documents
-
-
 def test_packed_experts_keep_what_the_architecture_keeps() -> None:
     config = {"architecture": "LagunaForCausalLM", "num_hidden_layers": 40}
     plan = plan_of([*expert_tensors(layer=1), *expert_tensors(layer=5)], config, quant="mxfp8")
@@ -145,14 +115,6 @@ def test_the_largest_kept_tensors_are_named_with_their_reasons() -> None:
     assert "rows of 999" in odd
     assert stack.startswith("'model.layers.N.mixer.stack.weight' (3 tensors, 98,304 bytes)")
     assert "3 dimensions" in stack
-
-
-def test_a_rule_and_a_group_are_reasons_too() -> None:
-    (kept,) = notes_of(layers(64, 256), quant="int4", rules=["*.0.*=none", "*.1.*=none"])
-    assert "(2 tensors, 65,536 bytes) is kept by a rule" in kept
-    odd = [source_tensor(f"model.layers.0.mlp.experts.{n}.w.weight", 64, 48) for n in range(2)]
-    (group,) = notes_of([*expert_tensors(), *odd, *layers(64, 64)], quant="int4")
-    assert "'model.layers.0.mlp.experts.0.w.weight', which has rows of 48" in group
 
 
 @pytest.mark.parametrize(

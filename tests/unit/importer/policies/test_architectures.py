@@ -74,22 +74,6 @@ def test_first_and_last_layers_and_every_third_have_more_bits(
 
 
 @pytest.mark.parametrize(
-    ("architecture", "config"),
-    [
-        (GEMMA4, {"num_hidden_layers": 8, "text_config": {"num_hidden_layers": 80}}),
-        (GLIMMER, {"text_config": {"num_hidden_layers": 8}}),
-        (COHERE2, {"num_hidden_layers": 8}),
-        (NEMOTRON, {"llm_config": {"num_hidden_layers": 8}, "text_config": {}}),
-    ],
-)
-def test_the_number_of_layers_is_where_the_architecture_has_it(
-    architecture: str, config: dict[str, Any]
-) -> None:
-    name = DOWN.replace("mlp", "mixer") if architecture == NEMOTRON else DOWN
-    assert promoted(policy_of(architecture, "nvfp4", **config), 8, name) == [0, 3, 6, 7]
-
-
-@pytest.mark.parametrize(
     ("architecture", "key", "value"),
     [
         (GEMMA4, "num_hidden_layers", "ten"),

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +11,6 @@ from support.checkpoints import normal, safetensors_bytes, write_checkpoint
 
 import blobstore
 from blobstore.errors import (
-    BlobStoreError,
-    HeaderError,
-    NotFoundError,
-    StorageError,
     UnsupportedSourceError,
     UsageError,
 )
@@ -72,41 +66,6 @@ def test_importance_that_does_not_fit(
         with pytest.raises(UsageError, match="importance") as caught:
             blobstore.plan_import(source, importance=importance, **SEARCH)
         assert names in caught.value.message
-
-
-@pytest.mark.parametrize(
-    "importance", [{"\ud800": ONES}, {UP: [[1.0], [1.0, 2.0]]}], ids=["text", "ragged"]
-)
-def test_a_mapping_that_is_not_of_names_to_vectors(source: Path, importance: Any) -> None:
-    with pytest.raises(UsageError):
-        blobstore.plan_import(source, importance=importance, **SEARCH)
-
-
-def cut(path: Path) -> None:
-    path.write_bytes(safetensors_bytes({UP: ONES})[:-1])
-
-
-def half(path: Path) -> None:
-    path.write_bytes(safetensors_bytes({UP: ONES.astype(np.float16)}))
-
-
-@pytest.mark.parametrize(
-    ("make", "kind"),
-    [
-        (lambda _: None, NotFoundError),
-        (os.mkfifo, StorageError),
-        (Path.touch, HeaderError),
-        (cut, HeaderError),
-        (half, UsageError),
-    ],
-    ids=["missing", "pipe", "empty", "cut", "float16"],
-)
-def test_importance_that_is_not_a_file_of_vectors(
-    source: Path, tmp_path: Path, make: Callable[[Path], object], kind: type[BlobStoreError]
-) -> None:
-    make(tmp_path / "importance")
-    with pytest.raises(kind, match="importance"):
-        blobstore.plan_import(source, importance=tmp_path / "importance", **SEARCH)
 
 
 def test_a_name_that_a_global_scale_needs_is_refused(store: Store, tmp_path: Path) -> None:

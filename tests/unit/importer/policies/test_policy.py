@@ -167,23 +167,3 @@ def test_a_projection_to_the_hidden_size_is_not_a_table_of_positions() -> None:
 def test_a_head_that_mlx_lm_normalises_is_kept(config: dict[str, Any], given: str | None) -> None:
     assert type_of(HEAD, TABLE, **config) == given
     assert type_of(HEAD, TABLE, profile="ollama", **config) == "int8/64"
-
-
-@pytest.mark.parametrize(
-    ("name", "shape", "reason"),
-    [
-        ("model.norm.weight", (64, 64), "norm"),
-        ("wte.weight", (64, 64), "embedding"),
-        (f"{LAYER}.up_proj", (64, 64), "not called a weight"),
-        (UP, (1, 1023), "1,024"),
-        (UP, (64, 33), "rows of 33"),
-        (UP, (2048,), "matrix"),
-        (f"{LAYER}.conv.weight", (64, 4, 32), "3 dimensions"),
-        (f"{MLP}.experts.gate_up_proj", (1, 4, 64, 64), ""),
-        (f"{LAYER}.linear_attn.in_proj_a.weight", (64, 64), "architecture"),
-    ],
-)
-def test_what_is_kept_has_a_reason(name: str, shape: tuple[int, ...], reason: str) -> None:
-    policy = policy_of("int4", {"architectures": ["Qwen3NextForCausalLM"]})
-    assert policy.quantization(name, shape) is None
-    assert reason in policy.reason(name, shape)

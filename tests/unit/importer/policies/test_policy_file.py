@@ -73,14 +73,6 @@ def test_what_is_not_such_a_document_is_refused(
     assert (caught.value.rule, caught.value.path) == ("O1", str(path))
 
 
-@pytest.mark.parametrize("text", ['quant = "int5"', 'rules = ["int5"]', "[groups]\nint5 = 48"])
-def test_an_unknown_word_is_wrong_use_and_the_file_is_named(tmp_path: Path, text: str) -> None:
-    path = written(tmp_path, text)
-    with pytest.raises(UsageError, match="'int5'") as caught:
-        PolicyFile.read(path)
-    assert caught.value.path == str(path)
-
-
 def test_files_that_are_not_read(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe.toml")
     (tmp_path / "bad.json").write_text('{"quant":NaN}')

@@ -141,14 +141,6 @@ def test_a_rule_splits_a_packed_group_and_then_metadata_is_per_tensor() -> None:
     assert whole.metadata == {"quant_type": "mxfp4", "group_size": "32"}
 
 
-def test_a_group_that_does_not_fit_is_kept_but_for_what_a_rule_says() -> None:
-    odd = [source_tensor(f"{EXPERTS}.{expert}.w.weight", 64, 48) for expert in (0, 1)]
-    tensors = [*expert_tensors(), *odd, source_tensor(UP, 64, 64)]
-    plan = plan_of(tensors, rules=["*.0.up_proj.weight=int4"], quant="int4")
-    quantized = {name for name, kind in types_of(plan).items() if kind != "none"}
-    assert quantized == {f"{EXPERTS}.0.up_proj.weight", UP}
-
-
 def test_rules_are_kept_with_the_model_and_repeat_it(store: Store, tmp_path: Path) -> None:
     tensors = {**small_tensors(), "odd[0].weight": normal("odd", 32, 64)}
     source = write_checkpoint(tmp_path / "m", tensors)
