@@ -7,9 +7,7 @@ import random
 
 import pytest
 from huggingface_hub import split_state_dict_into_shards_factory
-from huggingface_hub.serialization._base import parse_size_to_int
 
-from blobstore.cli.output import parse_size
 from blobstore.export.planned_files import shard_index, split_into_shards
 
 PATTERN = "model{suffix}.safetensors"
@@ -50,8 +48,3 @@ def test_random_state_dicts(count: int) -> None:
 def test_names_that_json_escapes() -> None:
     for names in (["é\n<>&", "\u2028", "plain"], [], ["only"]):
         assert_equal(dict.fromkeys(names, 3), 4)
-
-
-def test_sizes_are_read_as_huggingface_hub_reads_them() -> None:
-    for text in ("5GB", "5 GB", "1.5gb", "0.3KB", " 7MB ", "1.1MB"):
-        assert parse_size(text) == parse_size_to_int(text)

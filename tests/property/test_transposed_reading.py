@@ -1,16 +1,13 @@
-"""Transposed values of any range equal NumPy's, in the memory of the values."""
+"""Transposed values of any range equal NumPy's."""
 
 from __future__ import annotations
 
-import tracemalloc
 from contextlib import closing
-from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 from support.checkpoints import BF16, normal, safetensors_bytes
-from support.sparse import write_sparse
 
 from blobstore.source.inventory import read_inventory
 from blobstore.source.weights import SourceReaders
@@ -42,19 +39,3 @@ def test_values_of_any_range(
         values = readers.values(weight, start, count)
     assert values.tobytes() == turned.reshape(-1)[start : start + count].tobytes()
     assert array[weight.stored_index(start)] == turned.reshape(-1)[start]
-
-
-def test_memory_is_that_of_the_values(tmp_path: Path) -> None:
-    path = write_sparse(tmp_path / "m.safetensors", {"x.weight": ("BF16", (512, 4096))})
-    weight = read_inventory(path).weights[0].as_transposed()
-    count = weight.values_at_once(2**18)
-    assert count % 512 == 0
-    readers = SourceReaders()
-    tracemalloc.start()
-    try:
-        for start in range(0, weight.elements, count):
-            readers.values(weight, start, min(count, weight.elements - start))
-        assert tracemalloc.get_traced_memory()[1] < 3 * 2 * count
-    finally:
-        tracemalloc.stop()
-        readers.close()

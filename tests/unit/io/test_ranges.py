@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import random
-import threading
 from functools import partial
 
 import pytest
@@ -13,18 +12,6 @@ from hypothesis import given, strategies as st
 from blobstore.errors import CorruptDataError, ShortReadError
 from blobstore.io.ranges import BytesReader, JoinedReader, Segment, digests_of
 from blobstore.names import Digest
-
-
-class Counted(BytesReader):
-    """Bytes that note in a list when they are opened and closed."""
-
-    def __init__(self, data: bytes, events: list[str]) -> None:
-        super().__init__(data, "part")
-        self._events = events
-        events.append(f"open {data.decode()}")
-
-    def close(self) -> None:
-        self._events.append(f"close {bytes(self._data).decode()}")
 
 
 @given(st.lists(st.binary(max_size=9), max_size=9), st.integers(0, 40), st.integers(0, 40))
@@ -44,17 +31,6 @@ def test_a_joined_reader_reads_its_parts_as_one(
         with pytest.raises(ShortReadError):
             reader.read(begin, length)
     assert reader.digest() == Digest.of(whole)
-
-
-def test_parts_are_opened_when_they_are_read_and_closed_after_it() -> None:
-    events: list[str] = []
-    segments = [
-        Segment(len(text), partial(Counted, text, events)) for text in (b"one", b"", b"two")
-    ]
-    with JoinedReader("x", segments) as reader:
-        for offset in range(reader.size):
-            reader.read(offset, 1)
-    assert events == ["open one", "close one", "open two", "close two"]
 
 
 # Digests
@@ -87,16 +63,3 @@ def test_a_file_that_can_not_be_read_is_an_error_of_its_own() -> None:
     first, failed, last = digests_of([BytesReader(DATA), Failing(DATA), BytesReader(DATA)])
     assert first == last == Digest.of(DATA)
     assert isinstance(failed, CorruptDataError)
-
-
-def test_no_digest_reads_on_after_a_stop() -> None:
-    stop = threading.Event()
-    pieces: list[int] = []
-
-    def progress(nbytes: int, _name: str) -> None:
-        pieces.append(nbytes)
-        stop.set()
-
-    digests_of([BytesReader(DATA)], progress=progress, stop=stop)
-    assert len(pieces) == 1
-    assert pieces[0] < len(DATA)

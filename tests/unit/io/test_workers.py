@@ -51,25 +51,6 @@ def test_the_first_error_in_order_is_raised_and_nothing_is_begun_afterwards(jobs
     assert len(begun) <= 5 + jobs
 
 
-def test_a_thread_whose_start_is_interrupted_is_waited_for(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """As by Ctrl-C: the thread runs, and its starter does not know."""
-    real, started = threading.Thread.start, list[str]()
-
-    def start(self: threading.Thread) -> None:
-        real(self)
-        started.append(self.name)
-        if len(started) == 2:
-            raise KeyboardInterrupt
-
-    monkeypatch.setattr(threading.Thread, "start", start)
-    with pytest.raises(KeyboardInterrupt):
-        each(MANY, lambda _: None, 3, name="each")
-    assert len(started) == 2
-    assert running() == []
-
-
 def test_an_interrupt_while_threads_work_waits_for_them_even_when_it_comes_twice(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
 from itertools import product
 from typing import Any
 
@@ -49,17 +48,6 @@ def test_parts_have_the_shapes_and_dtypes_of_the_table(quant_type: str, group_si
         assert quantized.global_scale is None
         values = kernels.dequantize(quantized, "bfloat16")
         assert (values.shape, values.dtype) == (shape, BF16)
-
-
-@any_type
-def test_values_are_rounded_from_float32(quant_type: str) -> None:
-    quantized = kernels.quantize(random_weights(F32, 6, 256), quant_type)
-    values = kernels.dequantize(quantized)
-    assert values.dtype == F32
-    for dtype in ("bfloat16", "float16"):
-        narrow = kernels.dequantize(quantized, dtype)
-        assert narrow.dtype.name == dtype
-        np.testing.assert_array_equal(raw(narrow), raw(values.astype(narrow.dtype)))
 
 
 def test_names_mean_the_types_that_ollama_means() -> None:
@@ -128,19 +116,3 @@ def test_inputs_are_only_read() -> None:
         kernels.dequantize(quantized, kernel=kernel)
         assert [part.tobytes() for part in parts_of(quantized)] == stored
     assert weights.tobytes() == before
-
-
-def test_threads_at_work_on_the_same_array_do_not_disturb_each_other() -> None:
-    weights = random_weights(BF16, 64, 1280)
-    cases = [(name, method) for name in ("int4", "nvfp4", "mxfp8") for method in kernels.METHODS]
-    expected = {case: kernels.quantize(weights, case[0], method=case[1]) for case in cases}
-
-    def quantized(case: tuple[str, str]) -> QuantizedArray[Array]:
-        return kernels.quantize(weights, case[0], method=case[1], jobs=2)
-
-    with ThreadPoolExecutor(8) as pool:
-        results = list(pool.map(quantized, cases * 4))
-        values = list(pool.map(kernels.dequantize, results))
-    for case, found, array in zip(cases * 4, results, values, strict=True):
-        assert_same_parts(found, expected[case])
-        np.testing.assert_array_equal(raw(array), raw(kernels.dequantize(expected[case])))

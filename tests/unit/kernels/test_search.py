@@ -13,12 +13,9 @@ import pytest
 from support.weights import (
     BF16,
     DTYPES,
-    F32,
     FP,
-    assert_same_parts,
     edge_weights,
     random_importance,
-    random_weights,
     shaped_groups,
     squared_errors,
 )
@@ -77,33 +74,6 @@ def test_any_magnitude_and_the_edges_of_the_format(quant_type: str, group_size: 
         for weights in (usual, scaled, edge_weights(dtype)):
             for importance in (None, random_importance(128)):
                 assert_never_worse(weights, quant_type, group_size, importance)
-
-
-@any_default
-def test_only_the_ratios_of_importance_count(quant_type: str, group_size: int) -> None:
-    weights = random_weights(BF16, 12, 640)
-    importance = random_importance(640).astype(np.float64)
-    weighted, _ = both(weights, quant_type, group_size, importance)
-    for factor in (2.0**-90, 2.0**200):
-        assert_same_parts(both(weights, quant_type, group_size, importance * factor)[0], weighted)
-    plain, _ = both(weights, quant_type, group_size)
-    constant = np.full(640, 7e30)
-    assert_same_parts(both(weights, quant_type, group_size, constant)[0], plain)
-
-
-@any_default
-def test_importance_of_0_everywhere_gives_what_minmax_gives(
-    quant_type: str, group_size: int
-) -> None:
-    weights = random_weights(F32, 24, 128)
-    found, minmax = both(weights, quant_type, group_size, np.zeros(128))
-    assert_same_parts(found, minmax)
-    importance = random_importance(128)
-    importance[:group_size] = 0  # all of a group's columns, and others count
-    found, _ = both(weights, quant_type, group_size, importance)
-    np.testing.assert_array_equal(found.scale[:, 0], minmax.scale[:, 0])
-    words = group_size * found.quant_type.bits // 32
-    np.testing.assert_array_equal(found.weight[:, :words], minmax.weight[:, :words])
 
 
 @any_default

@@ -11,7 +11,7 @@ import pytest
 from support.checkpoints import write_checkpoint
 
 import blobstore
-from blobstore.errors import CorruptDataError, NotFoundError, RemoteError, UsageError
+from blobstore.errors import CorruptDataError, NotFoundError, RemoteError
 from blobstore.io.objects import Bucket, open_bucket
 from blobstore.source.folders import BucketFolder, LocalFolder
 from blobstore.source.inventory import read_inventory
@@ -60,11 +60,6 @@ def test_an_import_makes_the_same_blobs_and_records_versions(
     assert recorded[0] == recorded[1]
 
 
-def test_a_file_in_it_may_be_named(bucket: Bucket) -> None:
-    folder = BucketFolder(open_bucket(f"{bucket.address}/model.safetensors"))
-    assert read_inventory(folder).path == bucket.place("model.safetensors")
-
-
 def test_a_file_that_changes_after_the_plan_ends_the_import(bucket: Bucket, store: Store) -> None:
     plan = blobstore.plan_import(BucketFolder(bucket))
     data = bucket.get("model.safetensors")[0]
@@ -106,10 +101,3 @@ def test_bytes_come_no_faster_than_the_limit() -> None:
     for _ in range(100):
         limit.take(100_000)
     assert 119.4 <= now[0] <= 120.02
-
-
-def test_options_with_which_no_request_would_end_are_refused() -> None:
-    with pytest.raises(UsageError, match="limit_rate"):
-        FetchOptions(limit_rate=1000)
-    with pytest.raises(UsageError, match="connections"):
-        FetchOptions(connections=0)

@@ -167,12 +167,6 @@ def test_a_folder_that_can_not_be_listed_is_left_out(
     assert "permission denied" in reasons(folder)["lost+found/"]
 
 
-def test_a_bare_file_has_no_folder(folder: Path) -> None:
-    write(folder, {"README.md": "x"})
-    coverage = blobstore.plan_import(folder / "model.safetensors").coverage
-    assert (coverage.files.source, coverage.files.stored, coverage.left_out) == (1, 1, ())
-
-
 @pytest.mark.parametrize("size", [10, 2**20 + 1])
 def test_a_file_that_changes_after_the_plan(folder: Path, store: Store, size: int) -> None:
     path = folder / "merges.txt"

@@ -56,16 +56,6 @@ def test_a_snapshot_is_imported_under_the_repositorys_name(
         assert model.documents() == ["config.json", "blobstore.json"]
 
 
-def test_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for folder, name in (
-        ("models--gpt2", "gpt2:latest"),
-        ("models--a--b-c", "b-c:latest"),
-        ("datasets--a--b", f"{COMMIT}:latest"),
-    ):
-        monkeypatch.chdir(write_snapshot(tmp_path / folder, COMMIT, tmp_path))
-        assert str(default_name(plan_import("."))) == name
-
-
 def test_the_snapshot_that_main_names(tmp_path: Path, repository: Path) -> None:
     snapshot = write_snapshot(repository, COMMIT, tmp_path)
     write_snapshot(repository, OTHER, tmp_path)
@@ -116,10 +106,3 @@ def test_a_link_that_leads_nowhere_is_named(tmp_path: Path, repository: Path) ->
     (snapshot / "loop").symlink_to("loop")
     with pytest.raises(StorageError, match="loop"):
         read_inventory(snapshot)
-
-
-def test_a_folder_of_folders_names_one_that_has_weights(tmp_path: Path, repository: Path) -> None:
-    snapshot = write_snapshot(repository, COMMIT, tmp_path)
-    with pytest.raises(NotFoundError, match="no weights") as caught:
-        read_inventory(snapshot.parent)
-    assert str(snapshot) in (caught.value.hint or "")

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from support.checkpoints import BF16, safetensors_bytes
 from support.packed import COLS, PACKED, ROWS, UNCLEAR
-from support.sparse import Tensors, write_sparse, write_sparse_folder
+from support.sparse import Tensors, write_sparse_folder
 
 from blobstore.inspection.inspect import inspect
 
@@ -43,16 +43,6 @@ def test_what_is_unclear_is_counted_as_stored_and_noted(tmp_path: Path) -> None:
         assert says in note, name
 
 
-def test_stacked_experts_of_modelopt(tmp_path: Path) -> None:
-    tensors = {
-        "mlp.experts.down_proj": ("U8", (4, ROWS, COLS // 2)),
-        "mlp.experts.down_proj_weight_scale": ("F8_E4M3", (4, ROWS, COLS // 16)),
-        "mlp.experts.down_proj_weight_scale_2": ("F32", (4,)),
-    }
-    (weight,) = inspect(write_sparse(tmp_path / "m.safetensors", tensors)).tensors
-    assert (weight.name, weight.shape) == ("mlp.experts.down_proj", (4, ROWS, COLS))
-
-
 def test_modules_of_their_own(tmp_path: Path) -> None:
     """MLX's ``quantization`` may say something else of a module, or that it is not quantized."""
     tensors: Tensors = {
@@ -66,13 +56,6 @@ def test_modules_of_their_own(tmp_path: Path) -> None:
         found = inspect(place)
         assert [str(tensor.packing) for tensor in found.tensors] == ["int6/64", "int3/64", "None"]
         assert found.parameters == 3 * ROWS * COLS
-
-
-def test_a_text_models_settings_hold_for_the_whole(tmp_path: Path) -> None:
-    tensors, config, *_ = PACKED["compressed-tensors int4"]
-    named = {f"{BASE}{suffix}": tensor for suffix, tensor in tensors.items()}
-    found = inspect(write_sparse_folder(tmp_path, named, {"text_config": config}))
-    assert found.parameters == ROWS * COLS
 
 
 @pytest.mark.parametrize("text", ["{", '{"quantization": {"bits": 7, "group_size": 64}}'])

@@ -14,7 +14,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 from support.checkpoints import LLAMA_CONFIG, normal, safetensors_bytes, write_checkpoint
-from support.producers import COPIED, block_fp8, gpt_oss, mlx_affine, nvfp4
+from support.producers import block_fp8, gpt_oss, mlx_affine, nvfp4
 
 import blobstore
 from blobstore.errors import UnsupportedSourceError
@@ -26,7 +26,6 @@ E4M3, E5M2, BF16 = ml_dtypes.float8_e4m3fn, ml_dtypes.float8_e5m2, ml_dtypes.bfl
 UP = "model.layers.0.mlp.up_proj"
 
 INT4 = mlx_affine(4, 64).make(UP, (4, 128)).tensors
-MXFP4 = COPIED["mlx mxfp4"].make(UP, (4, 128)).tensors
 FP8 = block_fp8().make(UP, (4, 128)).tensors
 CT = nvfp4(modelopt=False).make(UP, (4, 128)).tensors
 MODELOPT = nvfp4(modelopt=True).make(UP, (4, 128)).tensors
@@ -78,16 +77,13 @@ BLOCKS = [128, 128]
 REFUSED: list[tuple[Tensors, dict[str, Any], str]] = [
     # MLX
     (only(**THREE_BITS), mlx(3, 64), "3 bits"),
-    (MXFP4, mlx(4, 32), "is U8"),
     (other(INT4, _biases=ones(4, 2, dtype=np.float16)), mlx(4, 64), "F16 [4, 2]"),
     (without(INT4, ".scales"), mlx(4, 64), "scales are missing"),
-    (other(INT4, _weight=ones(4, 15, dtype=np.uint32)), mlx(4, 64), "[4, 15]"),
     (INT4, {"a": 1}, "int4/64, int8/32"),
     # NVFP4 and MXFP4
     (without(CT, ".weight_global_scale"), {}, "X.weight_scale"),
     (CT, method(COMPRESSED, format="mixfp4-pack-quantized"), "mixfp4-pack-quantized"),
     (CT, grouped({"codebook": "nf4"}), "codebook"),
-    (other(CT, _weight_scale=ones(4, 4, dtype=E4M3)), {}, "F8_E4M3 [4, 4]"),
     (other(CT, _weight_global_scale=ones(4)), {}, "F32 [4]"),
     ({UP: STACKED, f"{UP}_weight_scale": ones(4, 64, 4, dtype=E4M3)}, {}, "ModelOpt NVFP4"),
     (without(GPT_OSS, "_scales"), method("mxfp4"), "_scales are missing"),
@@ -99,11 +95,6 @@ REFUSED: list[tuple[Tensors, dict[str, Any], str]] = [
         FP8,
         method("fp8", weight_block_size=BLOCKS, weight_scale_semantics="inverse"),
         "weight_scale_semantics",
-    ),
-    (
-        other(FP8, _weight=ones(128, dtype=E4M3)),
-        method("fp8", weight_block_size=BLOCKS),
-        "[128] is not a matrix",
     ),
     # Others
     (only(_qweight=WORDS, _qzeros=WORDS[:1], _scales=ones(1, 8)), {}, "AWQ and GPTQ"),

@@ -21,10 +21,8 @@ from support.servers import (
     reply,
     server as run_server,
 )
-from support.sparse import write_sparse_folder
 
 import blobstore
-from blobstore.cli.main import run
 from blobstore.errors import (
     BlobStoreError,
     CorruptDataError,
@@ -34,14 +32,12 @@ from blobstore.errors import (
     NotFoundError,
     RemoteError,
     UnsupportedSourceError,
-    UsageError,
 )
 from blobstore.inspection.inspection import TargetKind
 from blobstore.io.http.remote_files import Remote
 from blobstore.names import Digest
 from blobstore.source.files import UNLISTED
 from blobstore.source.folders import HUB
-from blobstore.source.inventory import read_inventory
 from blobstore.source.web import HubFolder, HubTarget, WebFolder
 from blobstore.store.local.store import Store
 
@@ -132,14 +128,6 @@ def test_what_is_not_a_repository_or_a_revision_is_refused() -> None:
             assert refusal(partial(HubFolder, remote, target, HUB)).rule == "R2", names
 
 
-def test_addresses_of_the_hub() -> None:
-    assert HubTarget("gpt2", "main", "").url(HUB) == "https://huggingface.co/gpt2/resolve/main/"
-    target = HubTarget("org-1/some_model.v2-x", "refs/pr/1@b", "")
-    assert target.url(HUB) == f"{HUB}/org-1/some_model.v2-x/resolve/refs%2Fpr%2F1%40b/"
-    with pytest.raises(UsageError):
-        blobstore.open_folder("http://u:p@[::1/x")
-
-
 # Imports
 
 
@@ -172,29 +160,6 @@ def test_a_web_folder_gives_what_checkpoints_usually_have(
     del here["1_Pooling/config.json"]  # its name is not known
     assert layers(store, "name:int8") == here
     assert UNLISTED in {one.reason for one in result.coverage.left_out}
-
-
-def test_shards_and_files_by_their_addresses(
-    server: Server, endpoint: str, tmp_path: Path, store: Store
-) -> None:
-    tensors = {f"layers.{number}.weight": ("BF16", (8, number + 1)) for number in range(4)}
-    folder = write_sparse_folder(tmp_path / "name", tensors, LLAMA_CONFIG, shards=3)
-    index, shard = "model.safetensors.index.json", "model-00001-of-00003.safetensors"
-    expected = read_inventory(folder).tensors.keys()
-    server.play(hub(folder))
-    for address in ("HF://org/name", f"hf://org/name/{index}", f"{endpoint}/org/name/tree/main"):
-        assert read_inventory(open_hub(endpoint, address)).tensors.keys() == expected
-    one = blobstore.import_model(
-        open_hub(f"{endpoint.replace('http', 'HTTP')}/", f"hf://org/name/{shard}"), store=store
-    )
-    assert str(one.name) == "model-00001-of-00003:latest"
-    data = (folder / shard).read_bytes()
-    server.play(files({**table(folder), "blobs/7": data, "x?sig=1%2F2": data}, ETAG))
-    for target in (f"name/{index}", "name"):
-        assert read_inventory(server.at(target)).tensors.keys() == expected
-    for target in ("blobs/7", "x?sig=1%2F2"):  # an address without a suffix may be a file
-        blobstore.import_model(server.at(target), "web", store=store)
-        assert layers(store, "web").items() <= layers(store, str(one.name)).items()
 
 
 def test_a_plan_names_the_commit_and_its_content(
@@ -232,33 +197,6 @@ def test_a_plan_with_a_signed_address_is_private(
     for address, mode in ((server.at(f"name/{WEIGHTS}?key=secret"), 0o600), (checkpoint, 0o644)):
         blobstore.write_plan(blobstore.plan_import(address), place)
         assert stat.S_IMODE(place.stat().st_mode) == mode
-
-
-def test_commands_and_modelfiles_take_addresses(
-    server: Server,
-    endpoint: str,
-    checkpoint: Path,
-    store: Store,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    write_checkpoint(checkpoint / "draft", config=LLAMA_CONFIG)
-    monkeypatch.setenv("HF_ENDPOINT", endpoint)
-    monkeypatch.setenv("HF_TOKEN", "hf_secret")
-    script = server.play(hub(checkpoint))
-    modelfile, at = tmp_path / "Modelfile", ["--store", str(store.root)]
-    modelfile.write_text("FROM hf://org/name\nDRAFT hf://org/name/draft\n")
-    assert run(["import", "there", "-f", str(modelfile), *at]) == 0
-    blobstore.import_model(checkpoint, "here", store=store, draft=checkpoint / "draft")
-    assert layers(store, "there") == layers(store, "here")
-    for name in ("draft.lm_head.weight", "lm_head.weight"):
-        (store.root / "blobs" / layers(store, "there")[name].replace(":", "-")).unlink()
-    draft = ["--draft", "hf://org/name/draft"]
-    assert run(["repair", "there", "--from", "hf://org/name", *draft, *at]) == 0
-    assert run(["quality", "there", "--against", "hf://org/name", *at]) == 0
-    assert {asked.fields.get("authorization") for asked in script.asked} == {"Bearer hf_secret"}
-    assert "hf_secret" not in "".join(capsys.readouterr())
 
 
 # What servers may not do

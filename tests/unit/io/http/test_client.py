@@ -17,7 +17,6 @@ from blobstore.errors import (
     LimitExceededError,
     NotFoundError,
     RemoteError,
-    StorageError,
     UsageError,
 )
 from blobstore.io.http.client import HttpClient, Request
@@ -109,7 +108,6 @@ def whole(*lines: bytes) -> bytes:
 REFUSED = {
     "a folded line": whole(b"X: a\r\n b\r\n"),
     "a bare CR": whole(b"X: a\rContent-Length: 9\r\n"),
-    "a NUL": whole(b"X: a\0b\r\n"),
     "a space before the colon": whole(b"Content-Length : 9\r\n"),
     "no colon": whole(b"abc\r\n"),
     "two lengths": whole(b"Content-Length: 9\r\n"),
@@ -121,12 +119,10 @@ REFUSED = {
     "many lines": whole(b"X: y\r\n" * 100),
     "many bytes": whole((b"X: " + b"x" * 60_000 + b"\r\n") * 2),
     "a signed length": head(200, "Content-Length: +1") + b"x",
-    "a length of 20 digits": head(200, "Content-Length: 99999999999999999999") + b"x",
     "an unknown coding": head(200, "Transfer-Encoding: gzip, chunked") + b"1\r\nx\r\n0\r\n\r\n",
     "a signed chunk": head(200, "Transfer-Encoding: chunked") + b"+5\r\nabcde\r\n0\r\n\r\n",
     "a huge chunk": head(200, "Transfer-Encoding: chunked") + b"8000000000000000\r\nabcde",
     "another protocol": b"HTTP/2.0 200 x\r\nContent-Length: 1\r\n\r\nx",
-    "a signed status": b"HTTP/1.1 +20 x\r\nContent-Length: 1\r\n\r\nx",
 }
 
 
@@ -153,18 +149,6 @@ def test_a_document_is_read_up_to_its_limit(server: Server, remote: Remote) -> N
         server.play(answer)
         assert remote.read_page(server.url, 1000)[0] == b"x" * 1000
         assert isinstance(refusal(lambda: remote.read_page(server.url, 999)), LimitExceededError)
-
-
-def test_a_document_whose_connection_breaks_is_asked_for_again(
-    server: Server, remote: Remote
-) -> None:
-    cut = [head(200, "Content-Length: 1000") + b"x" * 100]
-    script = server.play(one_after_another(cut, reply(200, body=b"x" * 1000)))
-    assert remote.read_page(server.url, 1000)[0] == b"x" * 1000
-    assert len(script.asked) == 2
-    script = server.play(cut)
-    assert isinstance(refusal(lambda: remote.read_page(server.url, 1000)), RemoteError)
-    assert len(script.asked) == RETRY_POLICY.attempts
 
 
 @pytest.mark.parametrize(
@@ -272,12 +256,3 @@ def test_certificates_and_names_are_checked(monkeypatch: pytest.MonkeyPatch) -> 
         for one, host in ((client, "other.test"), (distrusting, server.host)):
             error = failure(one, f"https://{host}:{server.port}/")
             assert (error.temporary, "certificate" in str(error)) == (False, True)
-
-
-def test_a_server_that_does_not_speak_tls(server: Server, remote: Remote) -> None:
-    failure(remote, server.url.replace("http:", "https:"))
-
-
-def test_certificates_that_can_not_be_read() -> None:
-    assert isinstance(refusal(lambda: HttpClient(ca_file="/nowhere.pem")), NotFoundError)
-    assert isinstance(refusal(lambda: HttpClient(ca_file=__file__)), StorageError)

@@ -32,11 +32,9 @@ from blobstore.errors import (
 from blobstore.formats.safetensors.header import header_of
 from blobstore.io.budget import Cancellation
 from blobstore.io.http.remote_files import Remote, RemoteFile, Version
-from blobstore.io.ranges import UNKNOWN_SIZE
 
 from .conftest import KIB, safetensors_file
 
-FIRST = 64 * KIB
 SMALL = safetensors_file(1000)
 LARGE = safetensors_file(200 * KIB)
 DATA = random.Random(1).randbytes(640 * KIB)
@@ -44,23 +42,7 @@ ETAG = 'ETag: "v1"'
 ATTEMPTS = 8
 
 
-# Opening a file: its first bytes
-
-
-def test_a_small_header_takes_one_request_and_a_large_one_two(
-    server: Server, remote: Remote
-) -> None:
-    for header, ranges in (
-        (FIRST - 8, [(0, FIRST)]),
-        (FIRST - 7, [(0, FIRST), (FIRST, FIRST + 1)]),
-        (300 * KIB, [(0, FIRST), (FIRST, 300 * KIB + 8)]),
-    ):
-        data = safetensors_file(header)
-        script = server.play(partial(part, data=data))
-        reader = remote.open(server.url)
-        assert list(header_of(reader).tensors) == ["a"]
-        assert (reader.size, reader.name) == (len(data), server.url)
-        assert script.ranges == ranges
+# Opening a file
 
 
 def test_an_empty_file(server: Server, remote: Remote) -> None:
@@ -91,7 +73,7 @@ def test_if_range_is_sent_with_a_strong_validator_only(server: Server, remote: R
         assert isinstance(refusal(lambda: header_of(remote.open(server.url))), CorruptDataError)
 
 
-# Servers that do not say a size, or have no ranges
+# Files that end early, or have no size
 
 
 def of_unknown_size(asked: Asked, data: bytes = LARGE) -> list[bytes]:
@@ -105,25 +87,6 @@ def in_chunks(begin: bytes, data: bytes) -> list[bytes]:
 
 
 CHUNKED = "Transfer-Encoding: chunked"
-
-
-@pytest.mark.parametrize(
-    "answer",
-    [
-        of_unknown_size,
-        lambda _: reply(200, body=LARGE + bytes(10**6)),
-        lambda _: in_chunks(head(200, CHUNKED), LARGE),
-        lambda _: [head(200) + SMALL],
-    ],
-    ids=["no total", "the whole file", "the whole file in chunks", "up to the end"],
-)
-def test_the_header_of_a_file_whose_size_is_unknown(
-    answer: Answer, server: Server, remote: Remote
-) -> None:
-    server.play(answer)
-    reader = remote.open(server.url)
-    assert reader.size == UNKNOWN_SIZE
-    assert list(header_of(reader).tensors) == ["a"]
 
 
 def test_a_file_that_ends_too_early_is_an_error(server: Server, remote: Remote) -> None:
@@ -196,14 +159,6 @@ def chunked(asked: Asked) -> list[bytes]:
     begin, end = asked.range or (0, 0)
     said = f"Content-Range: bytes {begin}-{end - 1}/{len(DATA)}"
     return [*in_chunks(head(206, said, CHUNKED, ETAG), DATA[begin:end]), KEEP_ALIVE]
-
-
-def test_ranges_come_over_one_connection_with_their_version(server: Server, client: Remote) -> None:
-    script, step = server.play(right), 64 * KIB
-    assert filled_in_steps(opened(client, server.url), step) == DATA
-    assert script.connections == 1
-    assert script.ranges == [(at, at + step) for at in range(0, len(DATA), step)]
-    assert {asked.fields.get("if-range") for asked in script.asked} == {'"v1"'}
 
 
 def test_a_broken_body_goes_on_where_it_broke(server: Server, client: Remote) -> None:
@@ -300,13 +255,6 @@ def test_a_signed_address_is_used_until_it_expires(
         assert isinstance(error, RemoteError)
         assert (error.status, "?" in str(error)) == (403, False)
     assert given() == (2 if lasts else 1)
-
-
-def test_a_busy_server_is_asked_again(server: Server, client: Remote) -> None:
-    script = server.play(one_after_another(*[reply(429, 'RateLimit: "x";r=1;t=300')] * 3, right))
-    assert filled_in_steps(opened(client, server.url), 64 * KIB, threads=8) == DATA
-    assert len(script.asked) == 13
-    assert script.connections <= 4
 
 
 def test_cancelling_ends_all(server: Server, client: Remote) -> None:

@@ -32,7 +32,6 @@ def test_addresses(text: str, target: str, origin: tuple[str, str, int]) -> None
     [
         "//h/x",
         "file:///etc/passwd",
-        "http:h",
         "http://h:65536/",
         "http://u:p@h/",
         "http://h\n/",
@@ -58,7 +57,6 @@ def test_a_query_may_be_a_secret() -> None:
     [
         ("HTTPS://O.example/x?y", "https://o.example/x?y"),
         ("//o.example/x", "https://o.example/x"),
-        ("../x", "https://example.org/x"),
         ("?z", "https://example.org/a/b?z"),
         ("http://[::1]:8/", "http://[::1]:8/"),
     ],
