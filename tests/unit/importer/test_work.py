@@ -74,15 +74,6 @@ def test_the_manifest_is_that_of_one_machine(plan: Path, store: Store, kind: str
     assert commit_plan(plan, "m", store=home, verify=True).created == 0  # again
 
 
-def test_what_is_done_is_found(plan: Path, home: MemoryStore) -> None:
-    first = work_on_plan(plan, store=home)
-    again = work_on_plan(plan, store=home)
-    assert (first.made, again.made) == (first.tasks, 0)
-    receipts(plan)[1].unlink()  # killed before it was written
-    assert work_on_plan(plan, store=home).made == 1
-    assert commit_plan(plan, "m", store=home).manifest.raw == alone(plan.parent / "m")
-
-
 def test_tasks_that_are_not_done(plan: Path, home: MemoryStore) -> None:
     work_on_plan(plan, shard=(0, 4), store=home)
     with pytest.raises(UnfinishedPlanError) as error:

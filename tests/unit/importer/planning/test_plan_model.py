@@ -39,15 +39,6 @@ def test_own_document_is_exactly_this() -> None:
     )
 
 
-def test_the_place_of_the_source_is_not_stored() -> None:
-    here, elsewhere = (
-        plan_of([UP, NORM], {"folder": folder}, quant="int4")
-        for folder in ("/models/tiny", "/elsewhere/x")
-    )
-    assert here.documents == elsewhere.documents
-    assert [blob.header for blob in here.blobs] == [blob.header for blob in elsewhere.blobs]
-
-
 def test_own_document_comes_last_and_only_in_the_default_profile() -> None:
     source = with_document(inventory([NORM]), "zz.json")
     assert list(planned(source).documents) == ["config.json", "zz.json", "blobstore.json"]

@@ -77,10 +77,8 @@ def test_first_and_last_layers_and_every_third_have_more_bits(
     ("architecture", "key", "value"),
     [
         (GEMMA4, "num_hidden_layers", "ten"),
-        (COHERE2, "num_hidden_layers", 10.0),
         (LAGUNA, "num_hidden_layers", -1),
         (LAGUNA, "mlp_only_layers", [0, "1"]),
-        (LAGUNA, "mlp_layer_types", "dense"),
     ],
 )
 def test_odd_numbers_and_kinds_of_layers_are_refused(
@@ -146,21 +144,6 @@ def test_laguna(config: dict[str, Any]) -> None:
     stacks = "model.layers.{layer}.mlp.experts.down_proj.weight"
     assert type_of(policy, stacks.format(layer=1), (2, *SHAPE)) is None
     assert type_of(policy, stacks.format(layer=5), (2, *SHAPE)) == "mxfp8"
-
-
-def test_lagunas_layers() -> None:
-    shared = "model.layers.{layer}.mlp.shared_expert.down_proj.weight"
-    policy = policy_of(LAGUNA, "nvfp4", num_hidden_layers=42)
-    # Every third layer, but not behind the middle.
-    wanted = [0, 1, 2, 3, 4, 7, 10, 13, 16, 36, 37, 38, 39, 40, 41]
-    assert promoted(policy, 42, shared) == wanted
-    config: dict[str, Any] = {"mlp_only_layers": [2], "mlp_layer_types": ["sparse", "dense"]}
-    policy = policy_of(LAGUNA, "nvfp4", num_hidden_layers=40, **config)
-    given = [type_of(policy, f"model.layers.{layer}.mlp.up_proj.weight") for layer in range(4)]
-    assert given == [None, "nvfp4", "nvfp4", None]
-    general = policy_of(LAGUNA, "int4", num_hidden_layers=40)
-    assert type_of(general, "model.embed_tokens.weight") is None
-    assert type_of(general, "model.layers.1.other_proj.weight") == "int4"
 
 
 @pytest.mark.parametrize("architecture", ["LlamaForCausalLM", LAGUNA, NEMOTRON])

@@ -32,12 +32,9 @@ def source(tmp_path: Path) -> Path:
     [
         ({"qaunt": "int4"}, "'qaunt'"),
         ({"rules": "*=int4"}, "rules"),
-        ({"parameters": {"temperature": 0.5}}, "parameters"),
         ({"alignment": 2**26}, "power of two"),
         ({"requantize": True}, "quantization type"),
-        ({"method": "search"}, "quantization type"),
         ({"importance": {UP: ONES}, "quant": "int4"}, "method search"),
-        ({"quant": "int4", "method": "Search"}, "'Search'"),
         ({"global_scale": True, "quant": "mxfp4"}, "nvfp4"),
     ],
 )
