@@ -6,7 +6,6 @@ import filecmp
 import json
 import shutil
 import subprocess
-import tarfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -77,34 +76,3 @@ def test_umoci_unpacks_an_image(plain: Registry, coded: Store, tmp_path: Path) -
     names = {path.name for path in out.iterdir()}
     assert {path.name for path in unpacked.iterdir()} == names
     assert not filecmp.cmpfiles(unpacked, out, names, shallow=False)[1]
-
-
-def test_a_modelpack_artifact_is_copied(plain: Registry, coded: Store, tmp_path: Path) -> None:
-    name = pushed(coded, "modelpack", plain)
-    manifest = copied(name, tmp_path / "layout")
-    files = tmp_path / "files"
-    for layer in manifest["layers"]:
-        path = files / layer["annotations"]["org.cncf.model.filepath"]
-        path.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy(blob(tmp_path / "layout", layer["digest"]), path)
-    again = blobstore.open_store(tmp_path / "again")
-    blobstore.import_model(files, "m", store=again)
-    own = coded.manifests.read(coded.find("m")).tensor_layers
-    assert again.manifests.read(again.find("m")).tensor_layers == own
-
-
-def test_the_own_blobs_are_copied(plain: Registry, coded: Store, tmp_path: Path) -> None:
-    name = pushed(coded, "oci", plain)
-    own = coded.manifests.read(coded.find("m"))
-    manifest = copied(name, tmp_path / "layout")
-    digests = [layer["digest"] for layer in manifest["layers"]]
-    assert digests == [str(layer.digest) for layer in own.layers]
-    target = f"{plain.host}/library/copy:v1"
-    skopeo("copy", "--dest-tls-verify=false", f"oci:{tmp_path / 'layout'}:m", f"docker://{target}")
-    other = blobstore.open_store(tmp_path / "other")
-    blobstore.pull(target, other, name="n")
-    assert other.manifest("n").layers == own.layers
-    with tarfile.open(tmp_path / "layout.tar", "w") as tar:
-        tar.add(tmp_path / "layout", ".")
-    with blobstore.open_archive(tmp_path / "layout.tar", name="n") as archive:
-        assert archive.manifests.read(archive.find("n")).layers == own.layers

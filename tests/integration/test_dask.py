@@ -25,7 +25,7 @@ from support.many import expert_shards, sharded_checkpoint
 from support.ports import free_port
 
 from blobstore import distributed, import_model, plan_import, verify, write_plan
-from blobstore.errors import CorruptDataError, RemoteError, UsageError
+from blobstore.errors import CorruptDataError, UsageError
 from blobstore.names import ModelName
 from blobstore.source.addresses import open_folder
 from blobstore.store.local.store import Store
@@ -164,15 +164,6 @@ def in_process(**options: Any) -> Iterator[tuple[Any, Any]]:
         yield found, client
 
 
-def test_an_adaptive_cluster(tmp_path: Path) -> None:
-    """It has no worker at first, and starts some for the import."""
-    source, store = sharded_checkpoint(tmp_path / "m", 4), Store(tmp_path / "store")
-    with in_process(n_workers=0, threads_per_worker=1) as (local, client):
-        local.adapt(minimum=0, maximum=2)
-        found = distributed.import_model(source, "m", client=client, store=store, quant="int4")
-    assert found.manifest.raw == alone(source)
-
-
 def test_an_error_of_a_task_or_a_worker_is_the_error_of_the_import(tmp_path: Path) -> None:
     source, store = sharded_checkpoint(tmp_path / "m", 4), Store(tmp_path / "store")
     plan, name = plan_import(source), ModelName.of("m")
@@ -189,17 +180,6 @@ def test_an_error_of_a_task_or_a_worker_is_the_error_of_the_import(tmp_path: Pat
     ):
         distributed.run_plan_on(client, plan, name, store)
     assert not store.manifests.names()
-
-
-def test_a_scheduler_that_can_not_be_reached() -> None:
-    import dask
-
-    with (
-        dask.config.set({"distributed.comm.timeouts.connect": 1}),
-        pytest.raises(RemoteError),
-        distributed.connected("dask://127.0.0.1:9"),
-    ):
-        pass
 
 
 @pytest.mark.parametrize("kills", [1, pytest.param(200, marks=pytest.mark.long)])

@@ -5,7 +5,6 @@ Marked `lab`: it needs these programs.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -70,24 +69,6 @@ def test_digests_are_those_of_the_local_import(place: str, shards: Path, tmp_pat
             with opener(name) as folder:
                 far = imported(folder, tmp_path / f"far-{name}", quant)
             assert far == imported(source, tmp_path / f"near-{name}", quant), name
-
-
-def test_a_server_that_limits_requests(shards: Path, tmp_path: Path) -> None:
-    with (
-        nginx(tmp_path / "nginx", shards, requests=5) as server,
-        open_folder(server.url) as folder,
-    ):
-        assert imported(folder, tmp_path / "far") == imported(shards, tmp_path / "near")
-        statuses = Counter(request.status for request in server.requests())
-    assert statuses[429] <= 3 * (statuses[200] + statuses[206] + statuses[404]), statuses
-
-
-def test_signed_addresses_are_renewed(shards: Path, tmp_path: Path) -> None:
-    """Each is refused after its first use."""
-    with far_rig("hub", shards) as rig, rig.open() as folder:
-        rig.single_use = True
-        assert imported(folder, tmp_path / "far") == imported(shards, tmp_path / "near")
-        assert rig.refused > 0
 
 
 @pytest.mark.parametrize("gated", [False, True])

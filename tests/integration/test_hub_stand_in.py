@@ -1,4 +1,4 @@
-"""The stand-in for the Hub is faithful: the real client downloads from it, and reads its refusals.
+"""The stand-in for the Hub is faithful: the real client downloads from it.
 
 Marked `lab`: it needs nginx.
 """
@@ -16,7 +16,6 @@ from support import PYCODE
 from support.hub_stand_in import Rules, hub_stand_in
 
 pytestmark = pytest.mark.lab
-PRIVATE, GATED = Rules(token="hf_right"), Rules(token="hf_right", gated=True)  # noqa: S106
 PATIENCE_S = 600  # the client's own is 10
 
 
@@ -37,30 +36,3 @@ def test_the_client_downloads_all_files(tmp_path: Path) -> None:
         fetched = [one for one in hub.store.requests() if one.path.startswith("/objects/")]
         assert any(one.body > 10_000_000 for one in fetched)
         assert 429 in hub.answers.refused
-
-
-@pytest.mark.parametrize(
-    ("rules", "token", "error"),
-    [
-        (None, None, "RevisionNotFoundError"),
-        (PRIVATE, None, "RepositoryNotFoundError"),
-        (GATED, "hf_other", "GatedRepoError"),
-    ],
-)
-def test_the_client_reads_refusals(
-    tmp_path: Path, rules: Rules | None, token: str | None, error: str
-) -> None:
-    from huggingface_hub import HfApi, errors
-
-    revision = "other" if error.startswith("Revision") else "main"
-    with hub_stand_in(tmp_path, PYCODE, rules=rules) as hub:
-        api = HfApi(endpoint=hub.url, token=token or False)
-        with pytest.raises(getattr(errors, error)) as raised:
-            api.hf_hub_download(
-                "org/name",
-                "config.json",
-                revision=revision,
-                cache_dir=tmp_path,
-                etag_timeout=PATIENCE_S,
-            )
-    assert type(raised.value).__name__ == error

@@ -1,8 +1,7 @@
-"""Push to and pull from docker-registry: plain, behind all that it can have, and beside others."""
+"""Push to and pull from docker-registry: plain, behind all that it can have, and by skopeo."""
 
 from __future__ import annotations
 
-import subprocess
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -10,30 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.mounts import keep_mounts_private, mount
-from support.registries import (
-    CERTIFICATE,
-    PASSWORD,
-    USER,
-    Bucket,
-    Registry,
-    moto,
-    registry,
-    skopeo,
-)
-from support.relay import relay
-from support.shared_models import (
-    commit_tensors,
-    contents,
-    manifest_of,
-    same,
-    tensor_blob,
-)
-from support.small_registry import digest_of
+from support.registries import CERTIFICATE, PASSWORD, USER, Bucket, Registry, moto, registry, skopeo
+from support.shared_models import commit_tensors, contents, same
 
-from blobstore import open_store, verify
-from blobstore.errors import BlobStoreError, DigestMismatchError, NotFoundError, StorageError
-from blobstore.formats.documents import MANIFEST_MEDIA_TYPE
+from blobstore import open_store
+from blobstore.errors import BlobStoreError
 from blobstore.store.local.store import Store
 from blobstore.store.ports import How
 from blobstore.store.registry.logins import Login, Secret
@@ -74,17 +54,6 @@ def test_a_second_push_and_pull_move_no_blobs(plain: Registry, store: Store, oth
     ):
         assert done.blobs == {How.THERE: count}
     assert plain.incomplete() == []
-
-
-def test_by_digest(plain: Registry, store: Store, other: Store) -> None:
-    first = commit_tensors(store, "m", (100, 200))
-    push("m", store, to=at(plain, "pinned"))
-    commit_tensors(store, "m", (100, 300))
-    push("m", store, to=at(plain, "pinned"))
-    pull(f"{at(plain, 'pinned')}@{first.digest}", other, name="old")
-    assert other.manifest("old").raw == first.raw
-    with pytest.raises(NotFoundError):
-        pull(f"{at(plain, 'pinned')}@sha256:{'0' * 64}", other, name="none")
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,76 +109,3 @@ def test_skopeo_reads_what_we_pushed_and_we_what_it_pushed(
     skopeo(*words, f"dir:{folder}", f"docker://{at(plain, 'skopeo')}")
     pull(at(plain, "skopeo"), other, name="oci")
     assert same(store, other, "oci")
-
-
-def test_what_curl_uploaded_is_pulled(plain: Registry, other: Store) -> None:
-    blobs = [tensor_blob("layer0", 5000), tensor_blob("layer1", 100)]
-    raw = manifest_of(b"{}", blobs)
-    base = f"{plain.url}/v2/library/curl"
-    for data in (b"{}", *blobs):
-        head = curl("-i", "-X", "POST", f"{base}/blobs/uploads/", "-d", "")
-        (line,) = (line for line in head.splitlines() if line.lower().startswith("location:"))
-        place = f"{line.split(': ', 1)[1]}&digest={digest_of(data)}"
-        curl("-X", "PUT", "-H", "Content-Type: application/octet-stream", place, data=data)
-    kind = f"Content-Type: {MANIFEST_MEDIA_TYPE}"
-    curl("-X", "PUT", "-H", kind, f"{base}/manifests/int4", data=raw)
-    pull(at(plain, "curl"), other, name="m")
-    assert other.manifest("m").raw == raw
-    assert set(contents(other, "m").values()) == {b"{}", *blobs}
-
-
-def curl(*arguments: str, data: bytes | None = None) -> str:
-    body = [] if data is None else ["--data-binary", "@-"]
-    line = ["curl", "-sS", "--fail", *body, *arguments]
-    done = subprocess.run(line, input=data, capture_output=True, check=True, timeout=300)
-    return done.stdout.decode()
-
-
-def test_a_blob_that_rotted_in_the_registry(plain: Registry, store: Store, other: Store) -> None:
-    digits = commit_tensors(store, "m", (100, 4000), seed="rot").layers[1].digest.hex
-    push("m", store, to=at(plain, "rot"))
-    path = plain.folder / f"root/docker/registry/v2/blobs/sha256/{digits[:2]}/{digits}/data"
-    path.write_bytes(path.read_bytes()[:-1] + b"x")
-    with pytest.raises(DigestMismatchError, match=digits):
-        pull(at(plain, "rot"), other, name="m")
-    assert other.manifests.names() == []
-
-
-def test_a_full_disk(plain: Registry, store: Store, tmp_path: Path) -> None:
-    """The pull is refused, nothing of the model is there, and it goes on where there is room."""
-    commit_tensors(store, "large", SIZES)
-    push("large", store, to=at(plain, "large"))
-    keep_mounts_private()
-    disk = tmp_path / "disk"
-    disk.mkdir()
-    with mount("tmpfs", disk, f"size={sum(SIZES) // 2}"):
-        target = open_store(disk / "store")
-        with pytest.raises(StorageError, match="space"):
-            pull(at(plain, "large"), target, name="large")
-        assert target.manifests.names() == []
-        assert verify(target).is_sound
-        subprocess.run(["mount", "-o", f"remount,size={3 * sum(SIZES)}", disk], check=True)
-        pull(at(plain, "large"), target, name="large")
-        assert same(store, target, "large")
-
-
-def test_connections_that_break(plain: Registry, store: Store, other: Store) -> None:
-    """Once on the way there: docker-registry forgets an upload that broke off."""
-    commit_tensors(store, "m", SIZES)
-    with relay(plain.port) as between:
-        target = f"{between.host}/library/breaks:int4"
-        between.after(1_000_000, between.cut)
-        push("m", store, to=target)
-        assert plain.incomplete() == []
-        cuts = 0
-
-        def cut() -> None:
-            nonlocal cuts
-            cuts += 1
-            between.cut()
-            between.after(1_000_000, cut)
-
-        cut()
-        pull(target, other, name="m")
-        assert cuts > 2
-    assert same(store, other, "m")

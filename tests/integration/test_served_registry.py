@@ -1,4 +1,4 @@
-"""`blobstore serve` as a process: real clients, many at once, signals, and ports."""
+"""`blobstore serve` as a process: skopeo, signals, and a client that does not read."""
 
 from __future__ import annotations
 
@@ -6,22 +6,19 @@ import json
 import signal
 import socket
 import subprocess
-import sys
-from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, suppress
-from http.client import HTTPConnection
+from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 from support.patient import Served, serving
-from support.registries import cannot_run, skopeo
+from support.registries import skopeo
 from support.shared_models import commit_tensors, contents, same
 
 import blobstore
 from blobstore import pull
 from blobstore.formats.documents import Descriptor, Manifest
-from blobstore.names import Digest, ModelName
+from blobstore.names import ModelName
 from blobstore.store.local.store import Store
 
 pytestmark = pytest.mark.lab
@@ -63,30 +60,6 @@ def test_skopeo_and_we_copy_a_model(served: Served, store: Store, tmp_path: Path
     assert same(store, there, "m:int4", "mine")
 
 
-def test_curl_continues_a_download(served: Served, store: Store, tmp_path: Path) -> None:
-    data = max(contents(store, "m:int4").values(), key=len)
-    part = tmp_path / "part"
-    part.write_bytes(data[:1000])
-    place = f"http://{served.host}/v2/library/m/blobs/{Digest.of(data)}"
-    subprocess.run(["curl", "-sS", "-C", "-", "-o", part, place], check=True)
-    assert part.read_bytes() == data
-
-
-def test_fifty_clients_at_once(served: Served, store: Store) -> None:
-    expected = contents(store, "m:int4")
-
-    def pulled(_number: int) -> dict[str, bytes]:
-        found = {}
-        with closing(HTTPConnection("127.0.0.1", served.port, timeout=PATIENCE_S)) as client:
-            for digest in expected:
-                client.request("GET", f"/v2/library/m/blobs/{digest}")
-                found[digest] = client.getresponse().read()
-        return found
-
-    with ThreadPoolExecutor(50) as clients:
-        assert all(found == expected for found in clients.map(pulled, range(50)))
-
-
 def begun(served: Served, store: Store) -> socket.socket:
     """Return a client that asked for the large blob, and has read little of it."""
     client = socket.create_connection(("127.0.0.1", served.port), timeout=PATIENCE_S)
@@ -122,23 +95,3 @@ def test_a_client_that_never_reads_does_not_keep_the_server(store: Store) -> Non
         code, output = served.end()
     assert code == 0
     assert "Traceback" not in output
-
-
-def refused(*line: str | Path, without: Sequence[str] = ()) -> str:
-    """Return what a server prints that can't start; ``without``: a command that runs it."""
-    whole = [*without, sys.executable, "-m", "blobstore", "serve", *map(str, line)]
-    done = subprocess.run(whole, capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stdout) == (1, "")
-    return done.stderr
-
-
-def test_ports_that_can_not_be_had(served: Served, store: Store) -> None:
-    message = refused("--port", str(served.port), "--store", store.root)
-    assert f"port {served.port}" in message
-    assert "--port N" in message
-    if int(Path("/proc/sys/net/ipv4/ip_unprivileged_port_start").read_text()) <= 80:
-        cannot_run("every user may use port 80 here")
-    without = ["setpriv", "--bounding-set=-net_bind_service"]
-    message = refused("--port", "80", "--store", store.root, without=without)
-    assert message.startswith("Error: port 80 ")
-    assert "Hint: " in message

@@ -21,7 +21,6 @@ from blobstore.errors import (
     ModelNotFoundError,
     NotFoundError,
     StorageError,
-    UsageError,
 )
 from blobstore.inspection.listing import ListedModel, list_models
 from blobstore.names import Digest, ModelName
@@ -147,28 +146,6 @@ def test_opening_a_packed_model_brings_it_back(one: Store) -> None:
     pack(one, "m")
     assert LayeredStore(one, [MemoryStore()]).whole("m") == M
     assert not one.is_packed("m")
-
-
-def test_copies_and_moves_of_packed_models(one: Store) -> None:
-    before = visible(one)
-    pack(one, "m")
-    stored = kept(one, "blobs")
-    one.copy("m", "n")
-    one.move("m", "o")
-    assert kept(one, "blobs") == stored
-    commit_model(one, "x", b"x")
-    pack(one, "x")
-    assert names(one) == [("n:latest", True), ("o:latest", True), ("x:latest", True)]
-    with pytest.raises(UsageError, match="already exists"):
-        one.copy("n", "x")
-    nbytes = packed_path(one, b"x").stat().st_size
-    assert sum(blob.size for blob in one.remove("x").removed) == nbytes
-    assert kept(one, "blobs") == stored
-    unpack(one, "o")
-    one.move("o", "m")
-    assert visible(one) == before
-    with pytest.raises(UsageError, match="already exists"):
-        one.move("n", "m", replace=True)
 
 
 # Processes that were killed, and others meanwhile

@@ -267,13 +267,6 @@ def framed(raw: bytes, *cuts: int) -> tuple[bytes, list[tuple[int, int]]]:
     return b"".join(frames), sizes
 
 
-def test_frames_of_another_program(path: Path, files: Files) -> None:
-    """Cut anywhere, in headers too."""
-    frames, table = framed(tar_of(files), 100, 100, 5000, 5120, 60_001)
-    path.write_bytes(frames + encode_table(table))
-    check(load(path))
-
-
 def test_frames_that_lie(path: Path, files: Files) -> None:
     """Also where the file would pass as a stream, whose bytes the table does not describe."""
     frames, (first, second, third) = framed(tar_of(files), 5120, 60_000)

@@ -10,22 +10,11 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-import zstandard
 
-from blobstore.errors import (
-    BusyError,
-    ConflictError,
-    DigestMismatchError,
-    NotFoundError,
-    StorageError,
-    UsageError,
-)
+from blobstore.errors import BusyError, ConflictError, DigestMismatchError, StorageError, UsageError
 from blobstore.formats.oci import blob_path
 from blobstore.names import Digest
-from blobstore.store.archive.saving import (
-    compressed,
-    save_models,
-)
+from blobstore.store.archive.saving import save_models
 from blobstore.store.memory import MemoryStore
 from blobstore.store.transfer import transfer
 from blobstore.testing.blobs import M, N, commit, data_of
@@ -60,35 +49,6 @@ def test_the_files_of_an_archive(tmp_path: Path, store: MemoryStore) -> None:
     assert [found[path] for path in expected] == [*raw, *blobs]
     assert {(one.uid, one.gid, one.mtime, one.mode) for one in members} == {(0, 0, 0, 0o644)}
     assert {one.offset_data % 512 for one in members} == {0}
-
-
-def test_what_does_not_get_smaller_is_stored() -> None:
-    random, zeros = data_of(200_000), bytes(200_000)
-    assert random[: 2**17] in b"".join(compressed(memoryview(random)))
-    assert len(b"".join(compressed(memoryview(zeros)))) < 100
-    for data in (random, zeros, random[:60_000] + zeros + random[:60_000], b"", b"x"):
-        frame = b"".join(compressed(memoryview(data)))
-        assert zstandard.decompress(frame) == data
-        assert len(frame) <= len(data) + 30
-
-
-@pytest.mark.parametrize(
-    ("name", "compress", "is_compressed"),
-    [
-        ("a.tar", None, False),
-        ("a.TZST", None, True),
-        ("b.tar.zst", False, False),
-        ("b.tar", True, True),
-    ],
-)
-def test_the_name_says_whether_it_is_compressed(
-    tmp_path: Path, store: MemoryStore, name: str, compress: bool | None, is_compressed: bool
-) -> None:
-    save_models("n", tmp_path / name, store=store, compress=compress)
-    magic = b"\x28\xb5\x2f\xfd"
-    assert (tmp_path / name).read_bytes().startswith(magic) == is_compressed
-    with pytest.raises(UsageError, match=r"\.gz"):
-        save_models("n", tmp_path / "a.tar.gz", store=store)
 
 
 @pytest.mark.parametrize("name", ["a.tar", "a.tar.zst"])
@@ -159,19 +119,6 @@ def test_two_at_once_and_what_a_killed_one_left(tmp_path: Path, store: MemorySto
     save_models("m", path, store=store)
     assert list(tmp_path.iterdir()) == [path]
     assert path.stat().st_size < 10_000_000
-
-
-def test_models_that_are_named(tmp_path: Path, store: MemoryStore) -> None:
-    (done,) = save_models(["m", "M", "m:latest"], tmp_path / "a.tar", store=store)
-    assert done.name == M
-    for names, folder, error in (
-        ([], tmp_path, UsageError),
-        (["m", "missing"], tmp_path, NotFoundError),
-        (["m"], tmp_path / "missing", NotFoundError),
-    ):
-        with pytest.raises(error):
-            save_models(names, folder / "b.tar", store=store)
-    assert list(tmp_path.iterdir()) == [tmp_path / "a.tar"]
 
 
 # Failures

@@ -4,28 +4,17 @@ from __future__ import annotations
 
 import mmap
 import os
-import pickle
-import shutil
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 from support.buckets import memory_store
-from support.checkpoints import normal, write_checkpoint
 
-from blobstore.errors import (
-    LimitExceededError,
-    NotFoundError,
-    StorageError,
-    UsageError,
-)
-from blobstore.importer.run import import_model
-from blobstore.model.loader import open_model
+from blobstore.errors import LimitExceededError, StorageError, UsageError
 from blobstore.names import Digest
-from blobstore.store.bucket.bucket_store import BucketStore, open_bucket_store
+from blobstore.store.bucket.bucket_store import BucketStore
 from blobstore.store.bucket.objects import BlobCache, blob_key
 from blobstore.store.care.verify import verify
-from blobstore.store.layered import LayeredStore
 from blobstore.store.local.store import Store
 from blobstore.testing.blobs import commit, data_of, descriptor_of
 
@@ -64,14 +53,6 @@ def test_what_is_fetched_is_kept(store: BucketStore, tmp_path: Path) -> None:
     store.bucket.put(blob_key(Digest.of(ONE)), bytes(len(ONE)))
     read(near, ONE)
     assert not verify(near).is_sound  # it reads the bucket
-
-
-def test_what_came_before_a_failure_is_kept(store: BucketStore, tmp_path: Path) -> None:
-    near = cached(store, tmp_path)
-    store.bucket.delete([blob_key(Digest.of(THREE))])
-    with pytest.raises(NotFoundError):
-        near.prefetch([descriptor_of(data) for data in (ONE, TWO, THREE)])
-    assert blobs_in(tmp_path) == {Digest.of(ONE).hex, Digest.of(TWO).hex}
 
 
 def test_the_oldest_goes_first(store: BucketStore, tmp_path: Path) -> None:
@@ -132,33 +113,6 @@ def test_a_blob_that_others_remove_stays_readable(store: BucketStore, tmp_path: 
         assert reader.read(0, len(ONE)) == ONE
 
 
-def test_a_disk_smaller_than_the_limit(
-    store: BucketStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    near = cached(store, tmp_path)
-    read(near, ONE)
-    free = shutil.disk_usage(tmp_path)._replace(free=50_000)
-    monkeypatch.setattr(shutil, "disk_usage", lambda _: free)
-    read(near, TWO)
-    assert blobs_in(tmp_path) == {Digest.of(TWO).hex}
-
-
-def test_a_model_through_the_cache(tmp_path: Path) -> None:
-    source = write_checkpoint(tmp_path / "m", {"a.weight": normal("a", 64, 64)})
-    store = memory_store()
-    import_model(source, "tiny", store=store, quant="int4")
-    near = cached(store, tmp_path / "cache")
-    with open_model("tiny", store=near, verify=True) as model:
-        blobs = {blob.digest.hex for blob in model.manifest.descriptors}
-    assert blobs_in(tmp_path / "cache") == blobs
-    assert verify(Store(tmp_path / "cache")).is_sound
-    layered = LayeredStore(Store(tmp_path / "upper"), [cached(store, tmp_path / "second")])
-    for home in (layered, store):  # the last has no cache: in memory
-        with open_model("tiny", store=home) as model:
-            assert list(model) == ["a.weight"]
-    assert blobs_in(tmp_path / "second") == blobs
-
-
 def test_many_at_once_in_a_small_cache(store: BucketStore, tmp_path: Path) -> None:
     """Each thread opens the cache for itself, as a process does."""
 
@@ -171,12 +125,3 @@ def test_many_at_once_in_a_small_cache(store: BucketStore, tmp_path: Path) -> No
         list(pool.map(work, range(4)))
     assert sum(path.stat().st_size for path in (tmp_path / "blobs").iterdir()) <= 200_000
     assert verify(Store(tmp_path)).is_sound
-
-
-def test_a_store_travels_to_other_machines_without_its_cache(tmp_path: Path) -> None:
-    options = {"endpoint": "http://127.0.0.1:1", "access_key_id": "a", "secret_access_key": "b"}
-    opened = open_bucket_store("s3://somewhere/deep", options, cache=tmp_path, cache_size=1000)
-    there = pickle.loads(pickle.dumps(opened))
-    assert (there.address, there.lease_s) == (opened.address, opened.lease_s)
-    assert there.bucket.store == opened.bucket.store
-    assert there.summaries is None

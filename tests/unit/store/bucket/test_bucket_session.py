@@ -13,7 +13,6 @@ from blobstore.errors import (
     ConflictError,
     CorruptDataError,
     DigestMismatchError,
-    NotFoundError,
     RemoteError,
     StorageError,
 )
@@ -23,17 +22,10 @@ from blobstore.io.ranges import BytesReader
 from blobstore.names import Digest
 from blobstore.store.bucket import objects
 from blobstore.store.bucket.bucket_store import BucketStore
-from blobstore.store.bucket.objects import (
-    LEASES,
-    MADE,
-    MANIFESTS,
-    PROBES,
-    blob_key,
-    manifest_key,
-)
+from blobstore.store.bucket.objects import LEASES, MADE, MANIFESTS, PROBES, blob_key, manifest_key
 from blobstore.store.care.verify import verify
 from blobstore.store.local.store import Store
-from blobstore.testing.blobs import M, N, blobs_of, commit, data_of, descriptor_of, manifest_of
+from blobstore.testing.blobs import M, blobs_of, commit, data_of, descriptor_of, manifest_of
 
 KEY = "a" * 64
 
@@ -50,18 +42,6 @@ def test_a_copy_of_the_prefix_is_a_store(tmp_path: Path) -> None:
     assert copy.manifests.names() == store.manifests.names()
     assert blobs_of(copy, "m") == [b"one", data_of(70_000)]
     assert verify(copy).is_sound
-
-
-def test_a_killed_session_leaves_nothing_visible() -> None:
-    store = memory_store()
-    with store.session() as session:
-        session.put(b"one")
-        seen = same(store)
-        assert keys_of(store.bucket, "blobs/") == {blob_key(Digest.of(b"one"))}
-        assert seen.manifests.names() == []
-        assert seen.blobs.digests() == set()
-    commit(seen, "m", b"one")
-    assert blobs_of(store, "m") == [b"one"]
 
 
 class CarelessBucket(HookedBucket):
@@ -107,16 +87,6 @@ def test_a_lost_race_says_which_model_won() -> None:
     assert str(manifest_of(b"fast", b"er").digest) in caught.value.message
     assert caught.value.model == "m:latest"
     assert blobs_of(fast, "m") == [b"fast", b"er"]
-
-
-def test_a_race_against_a_removal() -> None:
-    bucket = HookedBucket()
-    store = BucketStore(bucket)
-    commit(store, "m", b"one")
-    bucket.before = once(manifest_key(M), lambda: store.manifests.remove(M))
-    with pytest.raises(ConflictError, match="removed m:latest"):
-        commit(store, "m", b"two")
-    assert store.manifests.names() == []
 
 
 @pytest.mark.parametrize("folder", [PROBES, MANIFESTS])
@@ -198,17 +168,6 @@ def test_an_object_of_another_size_is_replaced(size: int) -> None:
         store.blobs.open(descriptor_of(data))
     commit(store, "m", data)
     assert blobs_of(store, "m") == [data]
-
-
-def test_a_blob_that_is_removed_before_the_model_is_published() -> None:
-    store = memory_store()
-    with store.session() as session:
-        commit(same(store), "n", b"one")
-        assert session.missing([descriptor_of(b"one")]) == []
-        store.bucket.delete([blob_key(Digest.of(b"one"))])
-        with pytest.raises(NotFoundError):
-            session.publish(M, manifest_of(b"one"))
-    assert store.manifests.names() == [N]
 
 
 # Notes: what other machines find

@@ -221,21 +221,6 @@ def test_a_session_whose_lease_has_lapsed_checks_all_its_blobs(
             session.publish(M, manifest_of(b"new"))
 
 
-def test_a_session_whose_lease_has_lapsed_waits_for_a_clean_up(
-    three_hours_pass: Callable[[], None],
-) -> None:
-    store = BucketStore(memory_store().bucket, wait_s=0)
-    with store.session() as session:
-        session.put(b"one")
-        three_hours_pass()
-        put_sweep(store.bucket, "deleting", lease_s=900)
-        with pytest.raises(BusyError, match="alice's prune"):
-            session.publish(M, manifest_of(b"one"))
-        put_sweep(store.bucket, "idle", lease_s=900)
-        session.publish(M, manifest_of(b"one"))
-    assert blobs_of(store, "m") == [b"one"]
-
-
 # Obstacles
 
 
@@ -254,12 +239,6 @@ def test_what_may_be_a_manifest_stops_a_clean_up(
     with pytest.raises(error, match=r"manifest|n:latest"):
         prune_all(store)
     assert left_in(store) == {b"kept", b"one"}
-
-
-def test_empty_objects_of_folders_are_not_manifests(store: BucketStore) -> None:
-    for key in ("manifests", "manifests/registry.ollama.ai", "manifests-v2"):
-        store.bucket.put(key, b"")
-    assert prune_all(store) == {Digest.of(b"one")}
 
 
 def test_a_bucket_without_the_blobs_of_its_models(store: BucketStore) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from support.checkpoints import small_tensors, write_checkpoint
-from support.stores import blob_path, commit_model, layer_by_hand, link_by_hand, manifest_path
+from support.stores import blob_path, commit_model, layer_by_hand, manifest_path
 
 import blobstore
 from blobstore.errors import StorageError
@@ -72,19 +72,6 @@ def test_an_empty_folder_of_manifests_is_refused_and_all_is_there_when_it_is_mou
     mount(store, "manifests")
     assert prune_all(store).removed == ()
     assert [str(name) for name in store.manifests.names()] == ["a:latest", "b:latest"]
-
-
-def test_manifests_of_ollama_alone_are_refused_too(store: Store, snapshot: Snapshot) -> None:
-    """Our files do not mention them, but blobs without any manifest are not removals."""
-    link_by_hand(store, "a", {"x": b"one", "y": b"two"})
-    unmount(store, "manifests")
-    is_refused(store, snapshot, "2 blobs")
-
-
-def test_a_folder_of_one_host_is_refused(store: Store, snapshot: Snapshot) -> None:
-    fill(store, "a", *(f"example.org/team/{number}" for number in range(3)))
-    unmount(store, LIBRARY)
-    is_refused(store, snapshot, "1 of the 1 models", "a:latest", LIBRARY)
 
 
 def test_more_than_half_is_too_many(store: Store, snapshot: Snapshot) -> None:

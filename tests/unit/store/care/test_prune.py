@@ -8,13 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from support.stores import (
-    blob_path,
-    commit_model,
-    layer_by_hand,
-    link_by_hand,
-    meanwhile,
-)
+from support.stores import blob_path, commit_model, layer_by_hand, link_by_hand, meanwhile
 
 from blobstore.errors import BusyError, NotFoundError, StorageError, UsageError
 from blobstore.inspection.listing import list_models

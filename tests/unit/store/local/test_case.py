@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 from hypothesis import given, settings, strategies as st
-from support.checkpoints import write_checkpoint
 from support.stores import commit_model, link_by_hand, manifest_path
 
 import blobstore
 from blobstore.errors import AmbiguousNameError, UsageError
 from blobstore.names import ModelName
 from blobstore.store.care.usage import measure_usage
-from blobstore.store.care.verify import verify
 from blobstore.store.local.store import Store
 
 Snapshot = Callable[[Store], dict[str, str]]
@@ -22,20 +19,6 @@ Snapshot = Callable[[Store], dict[str, str]]
 
 def names(store: Store) -> list[str]:
     return [str(name) for name, _ in store.models()]
-
-
-def test_an_import_replaces_the_model_of_another_case(store: Store, tmp_path: Path) -> None:
-    source = write_checkpoint(tmp_path / "s")
-    for name, stored in (
-        ("Qwen:Int4", "Qwen:Int4"),
-        ("QWEN:int4", "Qwen:Int4"),
-        ("qwen", "Qwen:latest"),
-        ("LIBRARY/qwen2", "qwen2:latest"),
-    ):
-        result = blobstore.import_model(source, name, store=store, force=True)
-        assert str(result.name) == stored
-    assert names(store) == ["Qwen:Int4", "Qwen:latest", "qwen2:latest"]
-    assert verify(store).odd == ()
 
 
 def test_cp_and_mv_reuse_a_spelling(store: Store) -> None:

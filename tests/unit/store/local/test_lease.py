@@ -6,8 +6,6 @@ A store that may not be written to is read all the same.
 from __future__ import annotations
 
 import os
-import threading
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -100,33 +98,3 @@ def test_a_blob_that_is_cut_under_an_open_model_is_an_error_and_no_signal(store:
         for use in (tensor.numpy, tensor.raw, tensor.dequantize, model.verify):
             with pytest.raises(CorruptDataError, match="was cut"):
                 use()
-
-
-def test_loaders_and_prunes_at_once(store: Store) -> None:
-    """A name is given to one model and then to another; who opens it sees one of both, whole."""
-    commit_model(store, "m", FIRST, SECOND)
-    both = {
-        frozenset({"other"}): (OTHER,),
-        frozenset({"first", "second"}): (FIRST, SECOND),
-    }
-    seen = {names: threading.Event() for names in both}
-    done = threading.Event()
-
-    def load() -> None:
-        while not done.is_set():
-            with blobstore.open_model("m", store=open_store(store.root), verify=True) as model:
-                seen[frozenset(model)].set()
-
-    with ThreadPoolExecutor(2) as pool:
-        loaders = [pool.submit(load) for _ in range(2)]
-        try:
-            for names, blobs in both.items():
-                seen[names].clear()
-                commit_model(store, "m", *blobs)
-                prune(store, grace_s=0, sole_owner=True, wait_s=600)
-                while not seen[names].wait(1):
-                    assert not any(loader.done() for loader in loaders)
-        finally:
-            done.set()
-        for loader in loaders:
-            loader.result()

@@ -14,11 +14,9 @@ import pytest
 from support.stores import blob_path, commit_model, process
 
 from blobstore.formats.documents import Descriptor, Manifest
-from blobstore.io.ranges import BytesReader
 from blobstore.names import Digest, ModelName
 from blobstore.store.local import session as session_module
 from blobstore.store.local.store import Store
-from blobstore.store.ports import How
 
 DAY_S = 24 * 3600
 KEY = "0" * 64
@@ -148,19 +146,6 @@ def test_what_was_not_durable_is_hashed_whatever_its_stamp_says(
         assert again.recall(KEY, 3, verify=False) is None
 
 
-@pytest.mark.parametrize(("left", "is_used"), [(b"one", True), (b"two", False)])
-def test_what_a_killed_transfer_left_is_hashed_instead_of_copied(
-    store: Store, parent: Path, left: bytes, is_used: bool
-) -> None:
-    """No journal is needed: the blob has the name of its digest."""
-    leave(parent, "1-0123456789abcdef", left)
-    with store.session() as session:
-        how = session.add(BLOB, BytesReader(b"one"))
-        assert (how is How.THERE) == is_used
-        session.publish(M, Manifest(layers=(BLOB,)))
-    assert blob_path(store, b"one").read_bytes() == b"one"
-
-
 # Kept by sessions, for others on any machine: another machine's journal may be lost
 
 
@@ -201,12 +186,3 @@ def test_what_is_not_the_kept_blob_is_not_found(store: Store, change: str) -> No
     with store.session() as session:
         for key in (KEY, ONE.hex, "x", "../../moved"):
             assert session.recall(key, 3, verify=True) is None
-
-
-def test_a_clean_up_removes_a_kept_blob_after_a_week(store: Store) -> None:
-    path = keep(store)
-    for days, is_stale in ((0, False), (6, False), (8, True)):
-        age(path, days * DAY_S)
-        assert (path in {left.path for left in store.kept.stale(3600)}) is is_stale
-    age(path, 60)
-    assert path in {left.path for left in store.kept.stale(0)}

@@ -72,15 +72,6 @@ def test_what_can_be_reached_stays_and_the_rest_goes(
     assert verify(store).odd == ()
 
 
-def test_a_manifest_of_a_list_may_be_missing(store: Store) -> None:
-    """Ollama pulls only the one that it runs."""
-    left, pulled = (reference(store, manifest_of(store, data)) for data in (b"left", b"pulled"))
-    linked(store, list_of(left, pulled))
-    (store.root / "blobs" / left["digest"].replace(":", "-")).unlink()
-    result = prune(store, grace_s=0, sole_owner=True)
-    assert [blob.size for blob in result.removed] == [len(b"left")]
-
-
 def dangling_link(store: Store) -> None:
     linked(store, manifest(store)).resolve().unlink()
 

@@ -6,7 +6,6 @@ import errno
 import os
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,7 @@ import pytest
 from support.clock import Clock
 from support.stores import blob_path, commit_model, descriptor, meanwhile
 
-from blobstore.errors import BusyError, UsageError
+from blobstore.errors import BusyError
 from blobstore.formats.documents import Manifest
 from blobstore.store.local.store import Store, open_store
 
@@ -68,16 +67,6 @@ def test_a_model_that_is_replaced_while_it_is_moved_is_not_removed(
     assert sizes(store) == {"x:new": len(b"old"), "x:old": len(b"newer")}
 
 
-def test_a_model_that_is_made_while_another_is_moved_to_its_name_stays(
-    store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    commit_model(store, "m", b"one")
-    in_mid_commit(monkeypatch, store, lambda: commit_model(store, "n", b"other"))
-    with pytest.raises(UsageError, match="n:latest already"):
-        store.move("m", "n")
-    assert sizes(store) == {"m:latest": len(b"one"), "n:latest": len(b"other")}
-
-
 @pytest.mark.parametrize(
     "change", [lambda store: commit_model(store, "n", b"two"), lambda store: store.remove("m")]
 )
@@ -94,16 +83,6 @@ def test_names_change_one_after_the_other(
             change(store)
         assert sizes(store) == {"m:latest": 3}
     change(store)
-
-
-def test_siblings_removed_at_once(store: Store) -> None:
-    tags = [f"x:{number}" for number in range(6)]
-    for tag in tags:
-        commit_model(store, tag, tag.encode())
-    stores = [open_store(store.root, wait_s=600) for _ in tags]
-    with ThreadPoolExecutor(len(tags)) as pool:
-        list(pool.map(Store.remove, stores, tags))
-    assert store.manifests.names() == []
 
 
 def test_a_blob_that_is_replaced_while_it_is_opened_is_there(

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from support.stores import blob_path, commit_model, layer_by_hand, manifest_path
 
-from blobstore.errors import BlobStoreError, DocumentError, NotFoundError, StorageError, UsageError
+from blobstore.errors import BlobStoreError, DocumentError, NotFoundError, StorageError
 from blobstore.store.care.prune import prune
 from blobstore.store.local.store import Store, open_store
 
@@ -24,16 +24,6 @@ def blobs(store: Store) -> set[bytes]:
 
 def names(store: Store) -> list[str]:
     return [str(name) for name, _ in store.models()]
-
-
-def test_cp_replaces_another_model_only_if_asked(store: Store) -> None:
-    commit_model(store, "m", b"one")
-    commit_model(store, "n", b"other")
-    with pytest.raises(UsageError, match="n:latest already exists"):
-        store.copy("m", "n")
-    store.copy("m", "n", replace=True)
-    store.copy("m", "n")  # the same model is there now
-    assert store.manifest("n").layers[0].size == len(b"one")
 
 
 def test_cp_of_a_missing_a_broken_or_an_incomplete_model_is_refused(

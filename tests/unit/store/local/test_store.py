@@ -16,10 +16,10 @@ from pathlib import Path
 import pytest
 from support.stores import blob_path, commit_model, descriptor, manifest_path
 
-from blobstore.errors import CorruptDataError, DocumentError, NotFoundError, StorageError
+from blobstore.errors import CorruptDataError, StorageError
 from blobstore.formats.documents import Manifest
 from blobstore.names import ModelName
-from blobstore.store.local.store import Store, open_store
+from blobstore.store.local.store import Store
 
 Snapshot = Callable[[Store], dict[str, str]]
 NAME = ModelName.parse("m")
@@ -40,14 +40,6 @@ def test_a_model_lies_in_ollamas_folders_and_everything_else_in_ours(store: Stor
         "blobs/sha256-3fc4ccfe745870e2c0d99f71f30ff0656c8dedd41cc1d7d3d376b0dbe685e2f3",
         "manifests/example.org:8080/team/model/tag",
     }
-
-
-def test_reading_creates_nothing(tmp_path: Path) -> None:
-    store = open_store(tmp_path / "none")
-    assert names(store) == []
-    with pytest.raises(NotFoundError):
-        store.manifest(NAME)
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_an_ingest_that_fails_leaves_nothing(store: Store, snapshot: Snapshot) -> None:
@@ -154,27 +146,3 @@ def test_a_file_system_that_can_not_sync_folders_is_synced_as_a_whole(
     commit_model(store, "m", b"one")
     assert names(store) == ["m:latest"]
     assert refused
-
-
-@pytest.mark.parametrize("broken", [b"", b'{"schemaVersion":1,"layers":[]}'])
-def test_a_broken_manifest_is_listed_with_its_error_beside_the_others(
-    store: Store, broken: bytes
-) -> None:
-    for name in ("a", "b", "c"):
-        commit_model(store, name, name.encode())
-    manifest_path(store, "b").write_bytes(broken)
-    listed = dict(store.models())
-    assert [type(found) for found in listed.values()] == [Manifest, DocumentError, Manifest]
-    error = listed[ModelName.parse("b")]
-    assert isinstance(error, DocumentError)
-    assert error.model == "b:latest"
-    assert "b:latest" in error.message
-
-
-def test_files_at_another_depth_or_with_odd_names_are_no_models(store: Store) -> None:
-    commit_model(store, "a", b"a")
-    path = manifest_path(store, "a")
-    for odd in ("x", "../x", "../../../x", "deep/x", ".hidden", "with space", "é", "-x", "x~"):
-        (path.parent / odd).parent.mkdir(exist_ok=True)
-        (path.parent / odd).write_bytes(path.read_bytes())
-    assert names(store) == ["a:latest", "a:x"]

@@ -10,7 +10,6 @@ import mmap
 import os
 import random
 import resource
-from concurrent.futures import ThreadPoolExecutor
 from itertools import accumulate, pairwise
 from pathlib import Path
 
@@ -22,7 +21,6 @@ from blobstore.errors import CorruptDataError, StorageError
 from blobstore.io.durable import PAGE
 from blobstore.names import Digest
 from blobstore.store.local.blobs import FinishedBlob, Stamp
-from blobstore.store.local.session import BlobWriter, write_whole
 
 DIRECT = 2**18
 DATA = random.Random(1).randbytes(4 * DIRECT)
@@ -52,35 +50,6 @@ def test_pieces_that_begin_and_end_within_pages(tmp_path: Path, lengths: tuple[i
     assert blob.path.read_bytes() == DATA[:size]
     assert blob == FinishedBlob(Digest.of(DATA[:size]), size, tmp_path, Stamp.of(blob.path.stat()))
     assert list(tmp_path.iterdir()) == [blob.path]
-
-
-@pytest.mark.parametrize("end", ["release", "close"])
-def test_what_waits_is_given_back_when_the_blob_is_given_up(tmp_path: Path, end: str) -> None:
-    back: list[str] = []
-    writer = BlobWriter(tmp_path, "x", 10, lambda _: None)
-    writer.put(4, b"ef", hashed=lambda: back.append("ef"))
-    writer.put(2, b"cd", hashed=lambda: back.append("cd"))
-    assert back == []
-    getattr(writer, end)()
-    writer.close()
-    writer.close()
-    assert sorted(back) == ["cd", "ef"]
-
-
-def test_blobs_of_the_same_bytes_at_once(tmp_path: Path) -> None:
-    def write_one(number: int) -> FinishedBlob:
-        if number % 2:
-            digest = Digest.of(DATA[:5000])
-            return write_whole(tmp_path, digest, memoryview(DATA[:5000]), str(number), syncs=False)
-        with writing(tmp_path, 5000, str(number)) as (writer, made):
-            writer.put(0, DATA[:5000])
-        return made[0]
-
-    with ThreadPoolExecutor(8) as pool:
-        blobs = list(pool.map(write_one, range(40)))
-    assert len({blob.digest for blob in blobs}) == 1
-    (path,) = tmp_path.iterdir()
-    assert path.read_bytes() == DATA[:5000]
 
 
 def test_a_file_that_ends_in_a_gap_is_an_error(tmp_path: Path) -> None:

@@ -18,7 +18,6 @@ from blobstore.errors import BlobStoreError, CorruptDataError, DigestMismatchErr
 from blobstore.formats.documents import TENSOR_MEDIA_TYPE, Descriptor
 from blobstore.io.ranges import BytesReader
 from blobstore.names import Digest
-from blobstore.store.care.prune import prune
 from blobstore.store.care.verify import verify
 from blobstore.store.local.packed import PackedBlobs
 from blobstore.store.local.store import Store, open_store, unpack
@@ -137,26 +136,6 @@ def test_packed_files_of_before_are_read_on(old: Store) -> None:
     assert unpack(old, "tuned").blobs == 3  # its documents are those of "base"
     assert old_files(old) == []
     assert verify(old).is_sound
-
-
-def test_a_base_of_before_stays_while_it_is_needed(old: Store) -> None:
-    old.remove("base")
-    prune(old, grace_s=0, sole_owner=True)
-    assert len(old_files(old)) == 3
-    unpack(old, "tuned")
-    assert verify(old).is_sound
-    assert old_files(old) == []
-
-
-def test_damage_of_a_file_of_before_is_found(old: Store) -> None:
-    for path in old_files(old):
-        raw = path.read_bytes()
-        middle = len(raw) // 2
-        flipped = raw[:middle] + bytes([raw[middle] ^ 1]) + raw[middle + 1 :]
-        for damaged in (flipped, raw[:7], raw[:60]):
-            path.write_bytes(damaged)
-            assert verify(open_store(old.root)).damaged, (path.name, len(damaged))
-        path.write_bytes(raw)
 
 
 def test_an_index_of_before_that_lies_is_refused(old: Store) -> None:

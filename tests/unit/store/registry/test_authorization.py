@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import io
 import logging
-import threading
 import traceback
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
 from types import SimpleNamespace
@@ -235,24 +233,6 @@ def test_a_token_that_expired_early_is_replaced_once(rig: Rig, clock: Clock) -> 
     count = len(rig.tokens.asked)
     assert isinstance(refusal(lambda: rig.ask(asked, PULL)), AuthenticationError)
     assert len(rig.tokens.asked) == count
-
-
-def test_threads_share_one_request_for_a_token(rig: Rig) -> None:
-    begun, go_on = threading.Event(), threading.Event()
-
-    def wait(document: dict[str, Any]) -> dict[str, Any]:
-        begun.set()
-        assert go_on.wait(600)
-        return document
-
-    rig.tokens.change = wait
-    asked = rig.authorization(LOGIN)
-    with ThreadPoolExecutor(8) as pool:
-        sent = [pool.submit(rig.ask, asked, PULL) for _ in range(8)]
-        assert begun.wait(600)
-        go_on.set()
-        assert len({one.result() for one in sent}) == 1
-    assert len(rig.tokens.asked) == 1
 
 
 @pytest.mark.parametrize(("login", "status"), [(LOGIN, 302), (TOKEN, 307)])

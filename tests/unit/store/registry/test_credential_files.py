@@ -15,17 +15,8 @@ from typing import Any
 import pytest
 from support.corpus import refusal
 
-from blobstore.errors import (
-    DocumentError,
-    LimitExceededError,
-    StorageError,
-)
-from blobstore.store.registry.logins import (
-    Credentials,
-    Login,
-    Secret,
-    login_files,
-)
+from blobstore.errors import DocumentError, LimitExceededError, StorageError
+from blobstore.store.registry.logins import Credentials, Login, Secret, login_files
 
 HUB = "https://index.docker.io/v1/"
 HIDDEN = "swordfish-93ab"
@@ -58,12 +49,6 @@ def test_a_secret_is_not_shown_and_does_not_leave_the_process() -> None:
             leave(secret)
     with pytest.raises(TypeError):
         asdict(login)
-
-
-def test_basic_is_that_of_rfc_7617() -> None:
-    assert Login("Aladdin", Secret("open sesame")).basic == "Basic QWxhZGRpbjpvcGVuIHNlc2FtZQ=="
-    assert Login("test", Secret("123£")).basic == "Basic dGVzdDoxMjPCow=="
-    assert Login(None, Secret("token")).basic is None
 
 
 PODMAN = ["h/a/b/c", "h/a/b", "h/a", "h"]
@@ -108,13 +93,6 @@ def test_what_an_entry_says(
 ) -> None:
     write(file, {"auths": {"h": entry, "damaged": 1}})
     assert file.find("h") == expected
-
-
-def test_files_without_logins(file: Credentials) -> None:
-    assert file.find("h") is None
-    for content in (" \n", "{}", '{"auths": null}'):
-        write(file, content)
-        assert file.find("h") is None
 
 
 @pytest.mark.parametrize(

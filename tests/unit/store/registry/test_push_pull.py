@@ -10,12 +10,7 @@ import pytest
 from support.servers import Server, reply, server as run_server
 from support.small_registry import SmallRegistry
 
-from blobstore.errors import (
-    CorruptDataError,
-    LimitExceededError,
-    ModelNotFoundError,
-    UsageError,
-)
+from blobstore.errors import CorruptDataError, LimitExceededError, ModelNotFoundError, UsageError
 from blobstore.formats.documents import Manifest
 from blobstore.io.http.client import HttpClient
 from blobstore.names import Digest, ModelName

@@ -16,13 +16,11 @@ from pathlib import Path
 import pytest
 from support.registries import cannot_run, registry
 
-from blobstore.cli import main
 from blobstore.errors import SignatureError
 from blobstore.formats.documents import Manifest
 from blobstore.formats.signatures import DockerReference, Payload
 from blobstore.io.http.client import HttpClient
 from blobstore.names import Digest, ModelName
-from blobstore.store.local.store import Store
 from blobstore.store.memory import MemoryStore
 from blobstore.store.registry.store import RegistryStore
 from blobstore.store.signing.key_pairs import PrivateKey, PublicKey
@@ -179,26 +177,3 @@ def signed_by_cosign(home: RegistryStore, name: ModelName, private: Path) -> Non
 def verified_by_cosign(name: ModelName, public: Path) -> None:
     options = ("--insecure-ignore-tlog=true", "--allow-http-registry", "--key", public)
     run("cosign", "verify", *options, str(name))
-
-
-def test_a_model_that_was_pushed_and_is_pulled_by_those_who_trust_cosign(
-    home: RegistryStore,
-    name: ModelName,
-    store: Store,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    model = f"{name.host}/ns/pushed:v1"
-    commit(store, model, b"one", b"two")
-    sign_model(model, store, KEY)
-    assert main.run(["push", model, "--store", str(store.root)]) == 0
-    private, public = key_files(tmp_path, OTHER)
-    pulled = ["pull", model, "--store", str(tmp_path / "other"), "--key", str(public)]
-    assert main.run(pulled) == 1
-    assert "another key" in capsys.readouterr().err
-    assert not (tmp_path / "other" / "manifests").exists()
-    signed_by_cosign(home, ModelName.parse(model), private)
-    assert main.run(pulled) == 0
-    assert "2 signatures" in capsys.readouterr().out
-    line = ["verify", model, "--key", str(public), "--store", str(tmp_path / "other")]
-    assert main.run(line) == 0

@@ -13,13 +13,7 @@ from typing import Any
 
 import pytest
 
-from blobstore.errors import (
-    DocumentError,
-    LimitExceededError,
-    MissingFileError,
-    SignatureError,
-    UsageError,
-)
+from blobstore.errors import DocumentError, LimitExceededError, MissingFileError, SignatureError
 from blobstore.formats.signatures import DockerReference, Payload, Signature
 from blobstore.names import Digest, ModelName
 from blobstore.store.signing.key_pairs import PrivateKey
@@ -138,16 +132,6 @@ def test_any_of_several_keys_and_all_requirements(tmp_path: Path) -> None:
     assert len(both.check(NAME, DIGEST, [signed(), signed(key=OTHER)])) == 2
 
 
-def test_keys_are_read_when_they_are_needed(tmp_path: Path) -> None:
-    found = policy(ANYTHING, **{"other.example": by_key(keyPath=str(tmp_path / "none.pub"))})
-    assert accepts(found)
-    with pytest.raises(UsageError, match=r"none\.pub"):
-        found.check(ModelName.parse("other.example/ns/m"), DIGEST, [signed()])
-    for bad in ("!", "AAAA", base64.b64encode(b"x").decode()):
-        with pytest.raises(UsageError, match="the key of default"):
-            policy(by_key(keyData=bad)).check(NAME, DIGEST, [])
-
-
 # Identities
 
 EXACT = {"type": "exactReference", "dockerReference": "a.b/c:d"}
@@ -169,18 +153,6 @@ MOVED = {"type": "remapIdentity", "prefix": "host.example:5000/ns", "signedPrefi
 def test_identities(identity: dict[str, str] | None, accepted: str, refused: str) -> None:
     assert accepts(policy(by_key(identity)), signed(accepted))
     assert not accepts(policy(by_key(identity)), signed(refused))
-
-
-def test_the_policy_of_a_key() -> None:
-    found = SignaturePolicy.of_key(KEY.public)
-    assert accepts(found, signed())
-    assert accepts(found, signed(f"{REPOSITORY}:v2"))
-    assert not accepts(found, signed(f"{REPOSITORY}m"))
-    assert not accepts(found, signed(key=OTHER))
-    for identity, reference in (("a.b/c", "a.b/c:x"), ("a.b/c:d", "a.b/c:d")):
-        elsewhere = SignaturePolicy.of_key(KEY.public, DockerReference.parse(identity))
-        assert accepts(elsewhere, signed(reference))
-        assert not accepts(elsewhere, signed())
 
 
 # Files

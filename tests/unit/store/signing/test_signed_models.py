@@ -126,14 +126,6 @@ def test_signatures_come_before_the_model() -> None:
     assert again.signatures == 0
 
 
-def test_a_transfer_is_refused_before_any_blob() -> None:
-    source, target = with_model(MemoryStore(), OTHER), MemoryStore()
-    with pytest.raises(SignatureError, match="another key") as caught:
-        transfer("m", source, target, policy=POLICY)
-    assert caught.value.model == "m:latest"
-    assert (target.manifests.names(), target.blobs.digests()) == ([], set())
-
-
 def test_the_signature_of_another_manifest_is_refused() -> None:
     source, target = MemoryStore(), MemoryStore()
     with_model(source)
