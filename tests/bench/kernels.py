@@ -3,24 +3,21 @@
 Rates are GB/s of BF16 weights, 2048 x 4096, normal; the best of several alternating runs. Both
 sides are called through their Python functions and own their results. "in cache": one input of 16
 MiB again and again. "from memory": 24 such inputs in turn, and a copy to as many places, so that
-neither side finds its input in a cache. The second table decodes block FP8: its rates are GB/s of
-codes.
+neither side finds its input in a cache.
 """
 
 from __future__ import annotations
 
-import functools
 import os
 import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import ml_dtypes
 import mlx.core as mx
 import numpy as np
-import torch
 from tables import machine, show, table
 
 from blobstore import kernels
@@ -39,14 +36,6 @@ HEADINGS = (
     "dequantize to BF16",
     "vs mx.dequantize",
     "search",
-)
-BLOCK_HEADINGS = (
-    "kernels",
-    "into a buffer, from memory",
-    "in cache",
-    "to a new array",
-    "vs NumPy",
-    "vs PyTorch",
 )
 BYTES = 2 * SHAPE[0] * SHAPE[1]
 
@@ -119,62 +108,6 @@ def rate_of_mlx(case: tuple[str, int], weights: Any) -> tuple[float, float]:
     return forth, rate(lambda: mx.eval(mx.dequantize(*parts, **mode)), 3)
 
 
-def block_matrix() -> tuple[Any, Any]:
-    """Return normal E4M3 codes, flat, and scales that make usual weights of them."""
-    generator = np.random.default_rng(0)
-    codes = (
-        generator.standard_normal(SHAPE, dtype=np.float32)
-        .astype(ml_dtypes.float8_e4m3fn)
-        .view(np.uint8)
-    )
-    scales = generator.uniform(
-        1e-4, 1e-3, (SHAPE[0] // kernels.FP8_BLOCK, SHAPE[1] // kernels.FP8_BLOCK)
-    )
-    return codes.reshape(-1), scales.astype(np.float32)
-
-
-def rates_of_others(codes: Any, scales: Any) -> tuple[float, float]:
-    """Return the rates of NumPy with ml_dtypes and of PyTorch: blocks times their scales."""
-    blocks = (scales.shape[0], kernels.FP8_BLOCK, scales.shape[1], kernels.FP8_BLOCK)
-    fp8 = codes.view(ml_dtypes.float8_e4m3fn).reshape(blocks)
-    factors = scales[:, None, :, None]
-    tensor, tensor_factors = (
-        torch.from_numpy(codes).view(torch.float8_e4m3fn).view(blocks),
-        torch.from_numpy(factors),
-    )
-    with_numpy = rate(lambda: (fp8.astype(np.float32) * factors).astype(ml_dtypes.bfloat16), 3)
-    with_torch = rate(lambda: (tensor.to(torch.float32) * tensor_factors).to(torch.bfloat16))
-    return with_numpy / 2, with_torch / 2
-
-
-def measure_blocks(names: Iterable[str]) -> None:
-    """Print the table of block FP8."""
-    codes, scales = block_matrix()
-    run, flat = (
-        kernels.BlockRun(rows=SHAPE[0], cols=SHAPE[1], first=0, count=codes.size),
-        scales.reshape(-1),
-    )
-    others = rates_of_others(codes, scales)
-    inputs = [codes.copy() for _ in range(INPUTS)]
-    outputs = [np.zeros(codes.size, ml_dtypes.bfloat16) for _ in range(INPUTS)]
-    table(*BLOCK_HEADINGS)
-    for name in names:
-        options: dict[str, Any] = {"run": run, "kernel": kernels.KERNELS[name]}
-
-        def into(i: int, options: dict[str, Any] = options) -> None:
-            kernels.decode_blocks_into(inputs[i], flat, outputs[i], **options)
-
-        memory, cached = rate_from_memory(into) / 2, rate(functools.partial(into, 0)) / 2
-
-        def anew(options: dict[str, Any] = options) -> None:
-            out = np.empty(run.count, ml_dtypes.bfloat16)
-            kernels.decode_blocks_into(codes, flat, out, **options)
-
-        new = rate(anew) / 2
-        ratios = (f"{new / other:.1f}x" for other in others)
-        show((name, f"{memory:.2f}", f"{cached:.2f}", f"{new:.2f}", *ratios))
-
-
 def main(*chosen: str) -> None:
     """Print the table for the kernels named, or for all native ones."""
     weights = (
@@ -187,7 +120,7 @@ def main(*chosen: str) -> None:
         "from memory": rate_from_memory(lambda i: np.copyto(places[i], inputs[i])),
     }
     theirs = {case: rate_of_mlx(case, weights) for case in CASES}
-    print(machine(Path(), ("mlx", "numpy", "torch")))
+    print(machine(Path(), ("mlx", "numpy")))
     print(f"One thread; GB/s of BF16, {SHAPE[0]} x {SHAPE[1]}.")
     print(
         f"A copy (memcpy): {copies['from memory']:.1f} from memory, {copies['in cache']:.1f} "
@@ -198,11 +131,8 @@ def main(*chosen: str) -> None:
     for kernel in names:
         for case in CASES:
             measure(kernel, case, inputs, copies, theirs[case])
-    print(f"\nBlock FP8 to BF16, GB/s of codes, {SHAPE[0]} x {SHAPE[1]}.\n")
-    measure_blocks(names)
 
 
 if __name__ == "__main__":
     os.sched_setaffinity(0, {0})
-    torch.set_num_threads(1)
     main(*sys.argv[1:])

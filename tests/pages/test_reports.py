@@ -123,21 +123,14 @@ def test_a_plan_changes_with_its_controls(browser: Browser, tmp_path: Path) -> N
     assert run(["plan", str(PYCODE), "--quant", "int8", "--html", str(path)]) == 0
     with watched(browser, tmp_path.as_uri()) as site:
         page = opened(site, path)
-
         plan = page.locator("#plan")
-        heading, current = plan.locator("h2"), page.locator("tr[aria-current]")
-        sizes = page.locator("output[name=size]")
+        heading = plan.locator("h2")
         site.expect(heading).to_have_text("int8/64")
-        site.expect(current.locator("th")).to_have_text("int8/64")
-        site.expect(sizes).to_have_text("6.9 MB, 10.00 bits per weight")
         fits = page.get_by_role("columnheader", name="Fits the target")
         site.expect(fits).to_have_count(0)
         page.get_by_role("link", name="mxfp4/32").press("Enter")
         site.expect(heading).to_have_text("mxfp4/32")
         assert page.url.endswith("plan.html#mxfp4-32")
-        assert page.get_by_role("combobox", name="Type").input_value() == "mxfp4"
-        page.reload()
-        site.expect(heading).to_have_text("mxfp4/32")
         page.get_by_role("combobox", name="Type").select_option("int8")
         page.get_by_role("combobox", name="Groups").select_option("128")
         site.expect(heading).to_have_text("int8/128")

@@ -71,13 +71,6 @@ def test_models_are_listed_as_the_command_line_lists_them(site: Watched) -> None
     assert "broken" in cells
     assert "manifest" in cells[1] or "JSON" in cells[1]
     site.expect(page.get_by_label(f"Compare {BROKEN}")).to_be_disabled()
-    page.get_by_label(f"Compare {DENSE}", exact=True).check()
-    page.get_by_label(f"Compare {MIXTURE}", exact=True).check()
-    page.get_by_role("link", name="Compare", exact=True).last.click()
-    page.wait_for_url("**/compare?model=pycode-5m%3Aint4&model=pycode-moe-5m%3Anvfp4")
-    site.settle()
-    command = f"blobstore quality {MIXTURE} --against SOURCE"  # not measured yet
-    site.expect(page.get_by_text(command)).to_be_visible()
 
 
 def test_a_filter_and_an_order_are_in_the_address(site: Watched) -> None:
@@ -96,10 +89,6 @@ def test_a_filter_and_an_order_are_in_the_address(site: Watched) -> None:
     sized.get_by_role("button").click()
     site.expect(sized).to_have_attribute("aria-sort", "descending")
     assert names(page)[-1] == BROKEN
-    page.go_back()
-    site.expect(sized).not_to_have_attribute("aria-sort", "descending")
-    page.get_by_label("Filter models").fill("there is none")
-    site.expect(page.get_by_text("No model matches this filter.")).to_be_visible()
 
 
 def test_the_keyboard_reaches_everything(site: Watched) -> None:
@@ -128,21 +117,6 @@ def test_the_keyboard_reaches_everything(site: Watched) -> None:
     assert page.get_by_role("heading", level=1).inner_text() == shown[1]
 
 
-def test_the_theme_is_the_systems_until_it_is_switched(browser: Browser, origin: str) -> None:
-    background = "getComputedStyle(document.documentElement).backgroundColor"
-    with watched(browser, origin, theme="dark") as dark:
-        page = dark.open("/")
-        night = page.evaluate(background)
-        page.get_by_role("button", name="Dark theme").click()
-        day = page.evaluate(background)
-        assert day != night
-        page = dark.open("/model", name=DENSE)  # another page knows it
-        assert page.evaluate(background) == day
-        dark.expect(page.locator("#treemap svg")).to_have_css(
-            "background-color", "rgb(255, 255, 255)"
-        )
-
-
 # One model
 
 
@@ -159,7 +133,6 @@ def test_the_summary_is_that_of_show(site: Watched) -> None:
     ).to_be_visible()
     assert fact(page, "Context length") == "1,024"
     assert fact(page, "ID").startswith("sha256:54949e93178345bc")
-    assert fact(page, "Capabilities").split() == ["completion"]
     site.expect(page.get_by_text("runs in mlx-lm")).to_be_visible()
     weights = page.locator("#weights tbody tr").all_inner_texts()
     assert weights == ["int8\t2.1M\t2.23 MB\t39.5%", "BF16\t1.05M\t2.1 MB\t37.3%", "int4\t2.1M\t1.31 MB\t23.2%"]  # fmt: skip # noqa: E501
@@ -178,14 +151,11 @@ def test_a_click_in_the_treemap_lists_its_tensors(site: Watched) -> None:
     assert tensors(page) == ["model.layers.0.input_layernorm.weight"]
     page.wait_for_url("**place=model.layers.0.input_layernorm")
     site.expect(page.locator("#place")).to_contain_text("in model.layers.0.input_layernorm")
-    shared = page.url
-    page.get_by_role("button", name="Show all modules").click()
-    site.expect(found).to_have_text("47 tensors, 5.64 MB")
-    site.expect(page.locator("#place")).to_be_hidden()
-    site.expect(page.get_by_label("Search tensors")).to_be_focused()
-    page.goto(shared)
+    page.reload()
     site.settle()
     site.expect(found).to_have_text("1 of 47 tensors, 512 B")
+    page.get_by_role("button", name="Show all modules").click()
+    site.expect(found).to_have_text("47 tensors, 5.64 MB")
     page.locator("#treemap summary").press("Enter")
     page.get_by_role("link", name="model.layers.3", exact=True).first.press("Enter")
     site.expect(found).to_have_text("11 of 47 tensors, 607 KB")
@@ -229,10 +199,6 @@ def test_very_many_tensors_are_a_few_rows(site: Watched) -> None:
     page.keyboard.press("End")
     last = page.locator(f".tensors-grid [aria-rowindex='{TENSORS + 1}']")
     assert last.get_by_role("link").evaluate("link => link === document.activeElement")
-    page.keyboard.press("PageUp")
-    assert page.locator(".tensors-grid .grid-row").count() < 80
-    page.get_by_role("columnheader", name="Name").get_by_role("button").click()
-    assert tensors(page)[0].startswith("model.layers.0.")
     page.get_by_label("Search tensors").fill("layers.2 experts.127 up_proj")
     site.expect(page.locator("#found")).to_contain_text(f" of {TENSORS:,} tensors")
     found = tensors(page)

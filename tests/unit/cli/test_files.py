@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import re
 import subprocess
 import sys
 from pathlib import Path
@@ -49,17 +48,6 @@ def test_models_go_to_a_file_and_back(two: Cli, tmp_path: Path) -> None:
     assert "has no model 'n:latest'" in error
 
 
-def test_the_models_of_an_archive_are_listed(two: Cli, tmp_path: Path) -> None:
-    path = tmp_path / "a.tar"
-    two.text("save", "n", "m", "-o", path)
-    lines = two.text("load", "--list", path).splitlines()
-    assert [line.split()[0] for line in lines] == ["NAME", "n:latest", "m:latest"]
-    first, second = two.json("load", "--list", path)
-    manifest = two.store.manifests.read(N)
-    assert (first["id"], first["size"]) == (str(manifest.digest), manifest.size)
-    assert two.json("load", "--list", path, "M") == [second]
-
-
 def test_an_archive_goes_through_a_pipe(two: Cli, tmp_path: Path) -> None:
     target = open_store(tmp_path / "target")
     assert "--json" in two.refused("save", "m", "-o", "-", "--json")
@@ -80,19 +68,6 @@ def test_wrong_options_of_export(cli: Cli, source: Path, tmp_path: Path) -> None
     for options in ("--format gguf", "--max-shard-size bananas"):
         cli.refused("export", "m", tmp_path / "out", *options.split())
     assert not (tmp_path / "out").exists()
-
-
-def test_an_export_says_how_fast_it_was_and_what_loads_it(
-    cli: Cli, source: Path, tmp_path: Path
-) -> None:
-    cli.text("import", source, "m")
-    words = ("export", "m", tmp_path / "out", "--max-shard-size", "20KB", "--jobs", 1)
-    first, rate, programs = cli.text(*words).splitlines()
-    assert first == f"m:latest in {tmp_path / 'out'}: 7 files"
-    assert re.fullmatch(r"\d\d\.\d KB in \d+\.\d\d s, [0-9.]+ [KMG]?B/s", rate)
-    assert programs == "Loads in transformers, mlx-lm, blobstore"
-    cli.text("import", source, "q", "--quant", "int8")
-    assert cli.json("export", "q", tmp_path / "q")["loads_in"] == ["blobstore"]
 
 
 # metadata

@@ -1,4 +1,4 @@
-"""``inspect``, ``diff``, ``quality`` and ``report``."""
+"""``inspect``, ``quality`` and ``report``: hostile names, and what is refused."""
 
 from __future__ import annotations
 
@@ -7,14 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support import PYCODE_MOE
-from support.checkpoints import (
-    raw_safetensors,
-)
-from support.commands import Cli, cells, table
+from support.checkpoints import raw_safetensors
+from support.commands import Cli
 from support.sparse import header
 
-UP = "model.layers.0.mlp.up_proj.weight"
 HOSTILE = {
     "a\x1b[2J\x07b": "an escape sequence and a bell",
     "right\u202eto\u200fleft": "bidirectional marks",
@@ -30,57 +26,6 @@ HOSTILE = {
 # inspect
 
 
-def test_a_stored_model(cli: Cli, source: Path) -> None:
-    cli.text("import", source, "m", "--quant", "int4")
-    facts, quantizations = cli.text("inspect", "m").split("\n\n")
-    assert ["kind", "model"] in table(facts)
-    heading, *rows = table(quantizations)
-    assert heading == ["QUANTIZATION", "BITS", "GROUP", "FORMAT", "TENSORS", "PARAMETERS"]
-    assert {(row[0], row[3]) for row in rows} == {("int4", "Ollama"), ("int8", "Ollama")}
-    document = cli.json("inspect", "m")
-    assert document["index"]["weight_map"]["lm_head.weight.scale"] == "lm_head.weight"
-    metadata = document["headers"]["lm_head.weight"]["__metadata__"]
-    assert metadata == {"group_size": "64", "quant_type": "int8"}
-    for sort, name in (("name", "lm_head"), ("size", "model.layers.0.mlp")):
-        text = cli.text("inspect", source, "--tensors", "--sort", sort).split("\n\n")[-1]
-        heading, first, *_ = table(text)
-        assert heading == ["TENSOR", "TYPE", "SHAPE", "PARAMETERS", "SIZE"]
-        assert first[0].startswith(name)
-    assert "Use one of: file, name" in cli.refused("inspect", source, "--sort", "colour")
-    (source / "other\x1b.safetensors").touch()
-    assert "not counted: 'other\\x1b.safetensors'" in cli.text("inspect", source)
-
-
-def test_a_tree_joins_what_is_alike(cli: Cli) -> None:
-    heading, *lines = cli.text("inspect", PYCODE_MOE, "--tree").split("\n\n")[-1].splitlines()
-    assert cells(heading) == ["MODULE", "TYPE", "SHAPE", "PARAMETERS", "SIZE"]
-    assert [line[: heading.index("TYPE")].rstrip() for line in lines[:10]] == [
-        "lm_head.weight",
-        "model",
-        "  embed_tokens.weight",
-        "  layers",
-        "    0-2 (3 alike)",
-        "      input_layernorm.weight",
-        "      mlp",
-        "        experts",
-        "          0-7 (8 alike)",
-        "            down_proj.weight",
-    ]
-    assert lines[9].split()[-5:] == ["BF16", "256x128", "786K", "1.57", "MB"]
-    short = cli.text("inspect", PYCODE_MOE, "--tree", "--depth", 2)
-    assert len(short.split("\n\n")[-1].splitlines()) == 6
-    cli.refused("inspect", PYCODE_MOE, "--depth", 0)
-
-
-def test_a_filter_holds_for_everything(cli: Cli, source: Path) -> None:
-    globs = ("--filter", "*.mlp.*", "--filter", "lm_head.*")
-    text = cli.text("inspect", source, *globs, "--tensors", "--tree")
-    assert "3 of 6" in text
-    assert "embed" not in text
-    document = cli.json("inspect", source, "--filter", "*.mlp.*")
-    assert (len(document["header"]), document["parameters"], document["tensors"]) == (2, 16_384, 2)
-
-
 def test_hostile_names_are_escaped_and_cut_and_exact_in_json(cli: Cli, tmp_path: Path) -> None:
     entries, nbytes = header(dict.fromkeys(HOSTILE, ("F32", (2,))), HOSTILE)
     path = tmp_path / "m\x1b.safetensors"
@@ -92,26 +37,6 @@ def test_hostile_names_are_escaped_and_cut_and_exact_in_json(cli: Cli, tmp_path:
     assert "[bold]" in text
     assert max(map(len, text.splitlines())) < 600
     assert cli.json("inspect", path)["header"] == entries
-
-
-# diff
-
-
-def test_diff(cli: Cli, source: Path) -> None:
-    for name, kind in (("a", "int4"), ("b", "int8")):
-        cli.text("import", source, name, "--quant", kind)
-    found = cli.json("diff", "a", "b", "--error")
-    changed = {one["name"]: one for one in found["changed"]}
-    assert [changed[UP][side]["type"] for side in ("before", "after")] == ["int4/32", "int8/64"]
-    assert all(0 < one["error"]["relative_rmse"] < 0.2 for one in changed.values())
-    assert found["documents"]["changed"] == ["(config)", "blobstore.json"]
-    assert found["shared_bytes"] < min(found["bytes"].values())
-    text = cli.text("diff", "a", "b", "--error")
-    assert "int4/32 → int8/64" in text
-    assert cli.text("diff", "a", "a").startswith("0 tensors added, 0 removed, 0 changed")
-
-
-# quality
 
 
 # report, quality --plot and plan --html

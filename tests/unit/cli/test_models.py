@@ -39,29 +39,6 @@ def test_a_list_is_sorted_by_time_name_or_size(cli: Cli) -> None:
     assert row[2].startswith("the manifest: not valid JSON: ")
 
 
-def test_show_as_text(cli: Cli, source: Path) -> None:
-    digest = cli.json("import", source, "--quant", "int4")["digest"]
-    facts, tensors = cli.text("show", "tiny:int4", "--tensors").split("\n\n")
-    assert dict(table(facts)) == {
-        "name": "tiny:int4",
-        "id": digest,
-        "architecture": "LlamaForCausalLM",
-        "parameters": "32.8K (32,832)",
-        "type": "int4",
-        "weights": "int8 14.3K, int4 12.3K, BF16 6.21K",
-        "embedding length": "64",
-        "capabilities": "completion",
-        "size": "37.9 KB",
-        "layers": "8",
-        "tensors": "6",
-        "runs in mlx-lm": "no: the tokenizer is missing (0.32.2)",
-        "runs in Ollama": "no: tokenizer.json is missing (0.33.0-rc2)",
-    }
-    rows = table(tensors)
-    assert (rows[0], len(rows)) == (["TENSOR", "TYPE", "SHAPE", "SIZE"], 7)
-    assert [UP, "int4/32", "128x64", "5.12 KB"] in rows
-
-
 def test_cp_and_mv(cli: Cli, tmp_path: Path) -> None:
     commit_model(cli.store, "m", b"one")
     commit_model(cli.store, "n", b"two")

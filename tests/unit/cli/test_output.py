@@ -1,4 +1,4 @@
-"""What is printed: no control characters, one line an error, flags in hints, a bar, any folder."""
+"""What is printed: no control characters, one line an error, a bar, any folder."""
 
 from __future__ import annotations
 
@@ -16,8 +16,7 @@ from support.stores import unprivileged
 
 import blobstore
 from blobstore.cli.main import run
-from blobstore.cli.output import age, duration, parse_size, printable, progress_bar, with_flags
-from blobstore.errors import UsageError
+from blobstore.cli.output import printable, progress_bar
 from blobstore.io.workers import start_progress
 
 EVIL = "evil\x1b]0;owned\x07\x1b[31m\u202e\n\x9b"
@@ -40,32 +39,6 @@ def test_names_of_files_and_tensors_are_printed_escaped(cli: Cli, tmp_path: Path
     assert "evil" in texts[0]
 
 
-@pytest.mark.parametrize(
-    ("hint", "shown"),
-    [
-        ("replace it: replace=True.", "replace it: --force."),
-        ('(import with experts="stacked")', "(import with --experts stacked)"),
-        ("Leave out in_place=True, and", "Leave out --in-place, and"),
-        ('with target_size=SIZE and rules=["x"]', 'with --target-size SIZE and rules=["x"]'),
-    ],
-)
-def test_an_option_that_a_hint_of_the_library_names_is_shown_as_its_flag(
-    hint: str, shown: str
-) -> None:
-    assert with_flags(hint) == shown
-
-
-def test_sizes_and_times_are_read_and_shown() -> None:
-    assert [parse_size(text) for text in ("5", "2KB", "1.5 GB")] == [5, 2000, 1_500_000_000]
-    for wrong in ("5 bananas", "", "-1"):
-        with pytest.raises(UsageError):
-            parse_size(wrong)
-    assert age(None) == "unknown"
-    assert [duration(seconds) for seconds in (5, 125, 7200, 200_000)] == [
-        *("5 s", "2 minutes", "2 hours", "2 days")
-    ]
-
-
 def test_a_tensor_name_is_no_markup_of_the_bar(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
     with progress_bar() as progress:
@@ -79,17 +52,12 @@ def test_a_tensor_name_is_no_markup_of_the_bar(monkeypatch: pytest.MonkeyPatch) 
 
 COMMANDS = [
     "import {closed}/source m --store {new}",
-    "import {open} m --store {new} --draft {closed}/source",
     "import {open} m --store {closed}/store",
     "plan {open} --policy {closed}/policy.toml",
-    "plan --modelfile {closed}/Modelfile",
     "plan --modelfile {from}",
-    "plan {open} --quant int4 --method search --importance {closed}/i.safetensors",
     "plan {closed}/models--org--name",
     "inspect {closed}/source/model.safetensors",
-    "metadata set {closed}/source/model.safetensors k v",
     "export m {closed}/out --store {store}",
-    "quality m --against {closed}/source --store {store}",
     *(f"{words} --store {{closed}}/store" for words in ("list", "rm m", "cp m n", "prune --undo")),
 ]
 

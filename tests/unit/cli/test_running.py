@@ -93,15 +93,6 @@ def test_the_prompt_is_standard_input(runner: Runner) -> None:
     assert runner.parrot.seen == ["^def f():\n    pass"] * 2
 
 
-def test_a_terminal_shows_that_a_model_is_loaded(
-    runner: Runner, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for stream, said in ((Terminal(), "Loading m:latest …\r\x1b[K"), (io.StringIO(), "")):
-        monkeypatch.setattr(sys, "stderr", stream)
-        assert runner("hi")[0] == 0
-        assert stream.getvalue() == f"{said}Note: a parameter is not used\n"
-
-
 def test_raw_leaves_the_template_out(runner: Runner) -> None:
     runner.is_model(system="S")
     assert "--raw continues the text: the system text" in runner("hi", "--raw")[2]

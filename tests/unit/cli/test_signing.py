@@ -1,8 +1,7 @@
-"""``sign``, and ``verify`` with a key or a policy: output, JSON, exit codes and passwords."""
+"""``sign``, and ``verify`` with a key: output, JSON, exit codes and passwords."""
 
 from __future__ import annotations
 
-import json
 import stat
 import sys
 from pathlib import Path
@@ -61,43 +60,13 @@ def test_what_is_missing(keys: tuple[str, str], cli: Cli, store: Store, tmp_path
     assert "a signature is by another key" in found["error"]
 
 
-def test_a_policy(keys: tuple[str, str], cli: Cli, store: Store, tmp_path: Path) -> None:
-    private, public = keys
-    commit_model(store, "m", b"blob")
-    commit_model(store, "host.example/ns/n", b"other")
-    cli("sign", "m", "--key", private)
-    required = {
-        "type": "sigstoreSigned",
-        "keyPath": public,
-        "signedIdentity": {"type": "matchRepository"},
-    }
-    policy = {
-        "default": [required],
-        "transports": {"docker": {"host.example/ns": [{"type": "insecureAcceptAnything"}]}},
-    }
-    path = tmp_path / "policy.json"
-    path.write_text(json.dumps(policy))
-    code, out, _ = cli("verify", "--policy", path)
-    assert code == 0
-    assert [line.partition(" (")[0] for line in out.splitlines()[:-1]] == [
-        "host.example/ns/n:latest",
-        "m:latest",
-    ]
-    assert "needs no signature" in out
-    path.write_text('{"default": [{"type": "reject"}], "transport": {}}')
-    code, _, err = cli("verify", "--policy", path)
-    assert (code, "unknown key 'transport'" in err) == (1, True)
-
-
 @pytest.mark.parametrize(
     ("words", "message"),
     [
         (("sign", "m"), "sign needs a NAME and a --key"),
-        (("sign", "m", "--generate-key", "x"), "makes keys and signs nothing"),
         (("sign", "m", "--key", "PUB"), "is not a private key"),
         (("verify", "m", "--key", "KEY"), "is not a public key"),
         (("verify", "m", "--key", "PUB", "--policy", "PUB"), "either --key or --policy"),
-        (("verify", "m", "--policy", "PUB", "--identity", "a/b"), "--identity needs --key"),
         (("verify", "m", "--key", "PUB", "--quick"), "without --quick"),
     ],
 )

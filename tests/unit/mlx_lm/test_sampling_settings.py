@@ -76,21 +76,6 @@ def test_an_invalid_value_of_the_command_line_is_wrong_use() -> None:
             chosen({name: value})
 
 
-def test_unknown_parameters_are_said() -> None:
-    layer = {"num_gpu": 1, "temperature": 0.5, "mirostat_new": 2}
-    notes = choose_sampling({}, layer, {}, None)[1]
-    assert notes == ("parameters of the model that mlx-lm does not support: mirostat_new, num_gpu",)
-
-
-def test_what_transformers_would_do_and_mlx_lm_does_not_is_said() -> None:
-    generation = {"num_beams": 4, "typical_p": 1.0, "bos_token_id": 0, "top_k": "x", **GENERATION}
-    notes = choose_sampling({}, {}, generation, None)[1]
-    assert [note.partition(",")[0] for note in notes] == [
-        "generation_config.json: top_k is 'x'",
-        "generation_config.json: mlx-lm does not support num_beams",
-    ]
-
-
 def test_an_answer_ends_with_the_context() -> None:
     assert Sampling(max_tokens=10, context=100).room(90) == 10
     assert Sampling(max_tokens=10, context=100).room(95) == 5

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from support.plotted import HOSTILE, layer_errors, model_bytes
+from support.plotted import HOSTILE, layer_errors
 
 from blobstore.plots.charts import (
     MOST_POINTS,
@@ -16,7 +16,6 @@ from blobstore.plots.charts import (
     frontier,
     layer_and_projection,
     scatter,
-    shared,
 )
 from blobstore.plots.treemap import module_and_part
 
@@ -77,12 +76,6 @@ def test_the_front_has_the_models_that_none_beats() -> None:
     rows = spec["usermeta"]["table"]["rows"]
     assert {row[0] for row in rows if row[-1] == "yes"} == {"small", "large"}
     assert spec["data"][1]["values"] == [{"x": 10, "y": 0.3}, {"x": 20, "y": 0.1}]
-
-
-def test_bars_begin_where_the_part_before_ends() -> None:
-    spec = shared([model_bytes("b", 3, 4), model_bytes("a", 5, 6)])
-    bars = [(bar["model"], bar["begin"], bar["end"]) for bar in spec["data"][0]["values"]]
-    assert bars == [("a:latest", 0, 5), ("a:latest", 5, 11), ("b:latest", 0, 3), ("b:latest", 3, 7)]
 
 
 # In a terminal

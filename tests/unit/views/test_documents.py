@@ -3,19 +3,14 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from datetime import UTC, datetime
-from pathlib import Path
-from typing import Annotated, Any
-
-import pytest
 
 from blobstore.errors import StorageError
 from blobstore.inspection.comparison import Errors
 from blobstore.inspection.listing import BrokenModel, ListedModel
 from blobstore.names import Digest, ModelName
 from blobstore.store.care.verify import DamagedBlob
-from blobstore.views.documents import check, document_of, schema_of
+from blobstore.views.documents import document_of
 
 NAME = ModelName.parse("m")
 DIGEST = Digest.of(b"")
@@ -44,68 +39,3 @@ def test_moments_are_whole_seconds() -> None:
     document = document_of(ListedModel(name=NAME, modified=moment, **listed))  # type: ignore[arg-type]
     assert document["modified"] == "2026-01-02T03:04:05Z"
     assert list(document)[-1] == "store"  # and not whether it is packed
-
-
-@dataclass(frozen=True)
-class Inner:
-    """A part."""
-
-    size: int
-
-
-@dataclass(frozen=True)
-class Outer:
-    """A whole.
-
-    More about it.
-    """
-
-    KEYS = ("path", "size=inner.size", "parts=len(parts)", "of?", "by")
-
-    path: Annotated[Path, "where"]
-    inner: Inner | None
-    parts: tuple[float, ...] = ()
-    of: dict[str, int] | None = None
-    by: Annotated[dict[str, Any], Inner] = ...  # type: ignore[assignment]
-
-
-def test_a_path_of_attributes_ends_at_none() -> None:
-    whole = document_of(Outer(Path("a"), None, (1.0, math.nan), {}, {"size": 1}))
-    assert whole == {"path": "a", "size": None, "parts": 2, "of": {}, "by": {"size": 1}}
-    definitions: dict[str, Any] = {}
-    assert schema_of(Outer, definitions) == {"$ref": "#/$defs/Outer"}
-    assert definitions["Outer"]["properties"] == {
-        "path": {"type": "string", "description": "where"},
-        "size": {"anyOf": [{"type": "integer"}, {"type": "null"}]},
-        "parts": {"type": "integer"},
-        "of": {
-            "anyOf": [
-                {"type": "object", "additionalProperties": {"type": "integer"}},
-                {"type": "null"},
-            ]
-        },
-        "by": {"$ref": "#/$defs/Inner"},
-    }
-    assert definitions["Outer"]["required"] == ["path", "size", "parts", "by"]
-
-
-@pytest.mark.parametrize(
-    ("change", "says"),
-    [
-        ({"path": 1}, "1 is not of type string"),
-        ({"size": True}, "True is not of type integer"),
-        ({"of": {"a": "b"}}, "'b' is not of type integer"),
-        ({"by": {}}, "size is missing"),
-        ({}, None),
-    ],
-)
-def test_what_does_not_fit_a_schema(change: dict[str, Any], says: str | None) -> None:
-    definitions: dict[str, Any] = {}
-    schema = schema_of(Outer, definitions)
-    value = {"path": "a", "size": None, "parts": 2, "by": {"size": 1}} | change
-    if says is None:
-        check(value, schema, definitions)
-        return
-    with pytest.raises(ValueError, match=says) as caught:
-        check(value, schema, definitions)
-    assert str(caught.value) == says

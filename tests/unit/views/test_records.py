@@ -126,17 +126,3 @@ def test_verify_of_all_models_is_kept(store: Store, capsys: pytest.CaptureFixtur
     view = kept_verify(store)
     assert (view.quick, view.sample, view.damaged, view.broken) == (True, "1/1", 1, 0)
     assert view.result == printed
-
-
-def test_much_damage_is_counted_and_some_of_it_listed(
-    store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("blobstore.views.verify_records.MOST_ROWS", 2)
-    blobs = [bytes([number]) for number in range(5)]
-    commit_model(store, "m", *blobs)
-    for blob in blobs:
-        blob_path(store, blob).write_bytes(b"?")
-    assert run(["verify", "--store", str(store.root)]) == 3
-    view = kept_verify(store)
-    assert view.result is not None
-    assert (view.damaged, len(view.result["damaged"])) == (5, 2)

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 import blobstore
-from blobstore.errors import AccessError, BlobStoreError, StorageError, UsageError
+from blobstore.errors import BlobStoreError, UsageError
 from blobstore.formats.documents import Descriptor, Manifest
 from blobstore.names import Digest, ModelName
 from blobstore.web import application as server
@@ -194,18 +194,6 @@ def test_an_address_that_is_not_the_machines(host: str, says: str) -> None:
     error = refused(host, 0)
     assert isinstance(error, UsageError)
     assert says in error.message
-
-
-def test_a_port_that_is_taken_or_for_root(monkeypatch: pytest.MonkeyPatch) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        assert isinstance(refused("127.0.0.1", taken.getsockname()[1]), StorageError)
-
-    class Denied(socket.socket):
-        def bind(self, _address: Any) -> None:
-            raise PermissionError(13, "Permission denied")
-
-    monkeypatch.setattr(socket, "socket", Denied)
-    assert isinstance(refused("127.0.0.1", 80), AccessError)
 
 
 def test_a_second_interrupt_ends_requests(monkeypatch: pytest.MonkeyPatch) -> None:
