@@ -48,7 +48,6 @@ def reference(store: Store, document: dict[str, Any]) -> dict[str, Any]:
 
 
 def list_of(*manifests: dict[str, Any]) -> dict[str, Any]:
-    """Return a list of manifests."""
     return {"schemaVersion": 2, "mediaType": LIST, "manifests": list(manifests)}
 
 

@@ -76,7 +76,6 @@ class Nginx:
 
     @property
     def url(self) -> str:
-        """Its address."""
         return f"{self.scheme}://127.0.0.1:{self.port}"
 
     def requests(self) -> list[Request]:

@@ -36,7 +36,6 @@ class Case:
     store: Store
 
     def open(self) -> Model:
-        """Return the imported model, opened."""
         return open_model(self.result.name, store=self.store)
 
     def header_text(self, layer: Descriptor) -> str:

@@ -85,7 +85,6 @@ def served(store: Store) -> Iterator[str]:
 
 
 def filled_store(folder: Path) -> Store:
-    """Return a new store in a folder with the models of this file."""
     store = open_store(folder / "store")
     fill(store, folder)
     return store

@@ -43,7 +43,6 @@ class Served:
 
     @property
     def host(self) -> str:
-        """Host and port."""
         return f"127.0.0.1:{self.port}"
 
     def end(self, number: signal.Signals = signal.SIGTERM) -> tuple[int, str]:

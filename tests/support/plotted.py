@@ -35,7 +35,6 @@ def layer_errors(layers: int, name: str = "model.layers") -> list[TensorError]:
 
 
 def model_bytes(name: str, unique: int, shared: int) -> ModelUsage:
-    """Return what a model takes."""
     return ModelUsage(ModelName.parse(name), unique + shared, unique, shared)
 
 

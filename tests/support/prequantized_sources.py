@@ -62,7 +62,6 @@ def mlx_model(
 def fp8_model(
     tensors: Mapping[str, Array], *, scale_dtype: Any = np.float32, block: int = 128
 ) -> Tensors:
-    """Return a model with its matrices in block FP8."""
 
     def make(name: str, weight: Array) -> Named:
         """Yield E4M3 codes and one scale for each block, ragged edges included."""

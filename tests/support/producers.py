@@ -101,7 +101,6 @@ def _finite_octets(generator: np.random.Generator, shape: tuple[int, ...], bits:
 
 
 def _unpacked(octets: Array) -> Array:
-    """Return the E2M1 values of bytes, the one in the low bits first."""
     values: Array = E2M1_VALUES[np.stack([octets & 15, octets >> 4], -1)]
     return values.reshape(*octets.shape[:-1], -1)
 

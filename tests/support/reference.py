@@ -1,7 +1,8 @@
 """The pages of docs/reference: ``python tests/support/reference.py`` makes them from the code.
 
 The command line's page is made from the help of each command, the API's from signatures and
-docstrings, the page of ``--json`` from the classes of the results.
+docstrings, the page of ``--json`` from the classes of the results. What stands in the first two
+before their first section is written there by hand.
 """
 
 from __future__ import annotations
@@ -21,51 +22,14 @@ from blobstore.importer.arguments import ImportArguments
 from blobstore.views import commands
 
 FOLDER = Path(__file__).resolve().parents[2] / "docs" / "reference"
-_MADE = "`python tests/support/reference.py` writes this page from"
-_CLI = f"""# Command line
-
-{_MADE} the commands' help.
-
-| environment | meaning |
-|---|---|
-| `BLOBSTORE_STORE`, `OLLAMA_MODELS` | the store, without `--store` |
-| `BLOBSTORE_LOWER` | lower stores, separated by `:`, without `--lower` |
-| `BLOBSTORE_CACHE` | the cache for blobs of buckets, without `--cache` |
-| `BLOBSTORE_REALMS` | token servers, separated by commas, as `--realm` |
-| `HF_TOKEN` | the token for the Hub, which is sent to the Hub only |
-| `HF_ENDPOINT` | the address of another Hub |
-| `COSIGN_PASSWORD` | the password of a private key |
-| `BLOBSTORE_KERNELS` | `native`, `x86-64-v4`, `x86-64-v3`, `neon`, `plain` or `reference` |
-| `BLOBSTORE_SHA256` | `fastest`, `avx512`, `avx2`, `sha-ni`, `armv8`, `plain` or `openssl` |
-| `NO_COLOR` | no colours |
-
-| exit code | meaning |
-|---|---|
-| 0 | done |
-| 1 | failed: one line `Error: …` on stderr, perhaps with a line `Hint: …` |
-| 2 | wrong use |
-| 3 | damage found (`verify`) or left (`repair`), or a model not signed as required |
-| 130 | interrupted |
-
-A size is a number of bytes, or such as `3.5GB`, in powers of 1000. `--json` prints one document on
-stdout ([json.md](json.md)). A model's name is `[HOST/][NAMESPACE/]MODEL[:TAG]`; case is ignored.
-"""
-_API = f"""# Python API
-
-{_MADE} signatures and docstrings.
-The public names are those of `blobstore.__all__`; each is imported when it is first used. The
-guides show them in use, such as [PyTorch and NumPy](../guides/pytorch-numpy.md).
-
-`progress` is a function of a number of bytes and a name. Any thread may call it, after every few
-megabytes. If it has a method `begin`, that is called first, with the total number of bytes.
-
-## Functions
-"""
 
 
 def pages() -> dict[str, str]:
-    """Return the text of each page by its name."""
     return {"cli": cli_page(), "api": api_page(), "json": commands.page()}
+
+
+def _introduction(name: str) -> str:
+    return (FOLDER / f"{name}.md").read_text().partition("\n## ")[0]
 
 
 # The command line.
@@ -74,7 +38,7 @@ def pages() -> dict[str, str]:
 def cli_page() -> str:
     group: Any = typer.main.get_command(main.app)
     context = group.context_class(group, info_name="blobstore")
-    parts = [_CLI]
+    parts = [_introduction("cli")]
     for heading, names in main.HEADINGS.items():
         parts.append(f"\n## {heading}\n")
         for name in names:
@@ -110,7 +74,7 @@ def _cell(text: str) -> str:
 
 
 def api_page() -> str:
-    parts = [_API]
+    parts = [_introduction("api"), "\n## Functions\n"]
     for name, function in sorted(public_functions().items()):
         parts.append(f"\n### `{name}`\n\n```text\n{_signature(name, function)}\n```\n\n")
         parts.append(f"{_plain(function.__doc__)}\n")
@@ -224,7 +188,6 @@ def _errors(kind: type, indent: str) -> Iterator[str]:
 
 
 def _plain(text: str | None) -> str:
-    """Return a docstring as Markdown."""
     return inspect.cleandoc(text or "").replace("``", "`")
 
 

@@ -70,12 +70,10 @@ class Registry:
 
     @property
     def host(self) -> str:
-        """Host and port."""
         return f"127.0.0.1:{self.port}"
 
     @property
     def url(self) -> str:
-        """Its address."""
         return f"{self.scheme}://{self.host}"
 
     @property

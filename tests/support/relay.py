@@ -81,7 +81,6 @@ class Relay:
 
 @contextmanager
 def relay(port: int) -> Iterator[Relay]:
-    """Run a relay for as long as the block lasts."""
     with socket.create_server(("127.0.0.1", 0), backlog=256) as listener:
         running = Relay(listener, port)
         accepting = threading.Thread(target=running.accept, args=(listener,), daemon=True)

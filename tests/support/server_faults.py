@@ -32,7 +32,6 @@ class Whole:
 
     @property
     def data(self) -> bytes:
-        """All of it, as it is sent."""
         return head(self.status, *self.lines) + self.body
 
     def field(self, name: str) -> str:

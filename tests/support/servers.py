@@ -56,12 +56,10 @@ class Script:
 
     @property
     def ranges(self) -> list[tuple[int, int] | None]:
-        """The ranges that were asked for, in their order."""
         return [asked.range for asked in self.asked]
 
     @property
     def connections(self) -> int:
-        """How many connections brought requests."""
         return len({asked.connection for asked in self.asked})
 
 
@@ -99,7 +97,6 @@ class Server:
         return self.at("model.safetensors")
 
     def at(self, target: str) -> str:
-        """Return the address of ``target``."""
         return f"{self._scheme}://{self.host}:{self.port}/{target}"
 
     def play(self, answer: Answer | list[bytes]) -> Script:
@@ -149,7 +146,6 @@ WAIT = b"wait"
 
 
 def head(status: int, *lines: str) -> bytes:
-    """Return a reply's head."""
     return "\r\n".join([f"HTTP/1.1 {status} Whatever", *lines, "", ""]).encode("latin-1")
 
 
@@ -159,7 +155,6 @@ def reply(status: int, *lines: str, body: bytes = b"") -> list[bytes]:
 
 
 def redirect(location: str, status: int = 302) -> list[bytes]:
-    """Return a redirect."""
     return reply(status, f"Location: {location}")
 
 
@@ -203,7 +198,6 @@ def one_after_another(*answers: list[bytes] | Answer) -> Answer:
 def server(
     host: str = "127.0.0.1", context: ssl.SSLContext | None = None, *, counting: bool = False
 ) -> Iterator[Server]:
-    """Run a server for as long as the block lasts."""
     running = Server(host, context, counting=counting)
     try:
         yield running

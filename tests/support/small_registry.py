@@ -24,7 +24,6 @@ Change = Callable[[Asked], Iterable[bytes] | None]
 
 
 def digest_of(data: bytes | bytearray) -> str:
-    """Return the digest of bytes, as text."""
     return f"sha256:{hashlib.sha256(data).hexdigest()}"
 
 
@@ -45,12 +44,10 @@ class SmallRegistry:
         self._lock = threading.Lock()
 
     def put(self, repository: str, tag: str, raw: bytes, blobs: Iterable[bytes]) -> None:
-        """Put a manifest and its blobs into a repository."""
         self.blobs.update(((repository, digest_of(data)), data) for data in blobs)
         self._keep(repository, tag, raw, json.loads(raw).get("mediaType", MANIFEST))
 
     def __call__(self, asked: Asked) -> Iterable[bytes]:
-        """Return the reply to a request."""
         chunks = self._changed(asked)
         return chunks if asked.method != "HEAD" else [_head_of(next(iter(chunks))), KEEP_ALIVE]
 

@@ -64,5 +64,4 @@ def write_sparse_folder(
 
 
 def merged(parts: Iterable[Tensors]) -> dict[str, Tensor]:
-    """Return several groups of tensors as one."""
     return {name: tensor for part in parts for name, tensor in part.items()}

@@ -59,7 +59,6 @@ def commit_model(store: Home, name: str, *blobs: bytes) -> Manifest:
 
 
 def descriptor(data: bytes, name: str | None = None) -> Descriptor:
-    """Return the descriptor of a tensor blob."""
     digest = f"sha256:{hashlib.sha256(data).hexdigest()}"
     return Descriptor.checked(
         {"mediaType": TENSOR_MEDIA_TYPE, "digest": digest, "size": len(data), "name": name}

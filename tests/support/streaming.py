@@ -37,7 +37,6 @@ class Fetched:
 
     @property
     def nbytes(self) -> int:
-        """Bytes that were fetched."""
         return sum(nbytes for _, _, nbytes in self.ranges)
 
 

@@ -48,19 +48,16 @@ class Letters:
         self._template = template
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        """Return a text's tokens."""
         text.encode()  # as tokenizers, which refuse halves of characters
         return [ord(one) for one in ("^" if add_special_tokens else "") + text]
 
     @staticmethod
     def decode(tokens: Sequence[int]) -> str:
-        """Return the text of tokens."""
         return "".join(map(chr, tokens))
 
     def apply_chat_template(
         self, messages: list[dict[str, str]], *, tokenize: bool, **options: Any
     ) -> str | list[int]:
-        """Return a prompt, as transformers renders it."""
         from transformers.utils.chat_template_utils import render_jinja_template
 
         rendered: Any = render_jinja_template(
@@ -81,7 +78,6 @@ class Parrot:
         self._room = 0
 
     def answer(self, prompt: list[int]) -> Generation:
-        """Return an answer."""
         self._room = self.sampling.room(len(prompt))
         self.seen.append(Letters.decode(prompt))
         answer = Generation(prompt_tokens=len(prompt))
@@ -89,7 +85,6 @@ class Parrot:
         return answer
 
     def pieces(self, answer: Generation) -> Iterator[str]:
-        """Yield what it says."""
         for piece in ("o", "k")[: self._room]:
             if answer.is_stopped:
                 answer.finish_reason = "interrupted"
@@ -147,7 +142,6 @@ class Terminal:
         self._seen = self.shown.index(text, self._seen) + len(text)
 
     def send(self, text: str) -> None:
-        """Type a text."""
         os.write(self._file, text.encode())
 
     def interrupt(self) -> None:

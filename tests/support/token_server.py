@@ -38,14 +38,12 @@ class TokenRequest:
 
     @classmethod
     def of(cls, asked: Asked) -> TokenRequest:
-        """Return what a request asks for."""
         parts = urlsplit(asked.target)
         query = asked.body.decode() if asked.method == "POST" else parts.query
         return cls(asked.method, parts.path, asked.fields.get("authorization"), parse_qs(query))
 
     @property
     def scopes(self) -> list[str]:
-        """What was asked for, one scope each."""
         return " ".join(self.fields.get("scope", [])).split()
 
 
@@ -70,21 +68,17 @@ class TokenServer:
 
     @property
     def realm(self) -> str:
-        """Its address in challenges."""
         return self.server.at("token")
 
     @property
     def host(self) -> str:
-        """Host and port, as users name it."""
         return f"127.0.0.1:{self.server.port}"
 
     @property
     def challenge(self) -> str:
-        """The WWW-Authenticate field that leads here."""
         return f'Bearer realm="{self.realm}",service="{SERVICE}",scope="repository:a/b:pull"'
 
     def answer(self, request: Asked) -> list[bytes]:
-        """Return the reply to a request."""
         asked = TokenRequest.of(request)
         self.asked.append(asked)
         user = self._user(asked)
@@ -111,7 +105,6 @@ class TokenServer:
         return scheme == "Bearer" and right in self.granted.get(token, ())
 
     def knows(self, authorization: str | None) -> bool:
-        """Return True for any token from here."""
         return (authorization or "").removeprefix("Bearer ") in self.granted
 
     @staticmethod
@@ -167,11 +160,9 @@ class GuardedApi:
 
     @property
     def host(self) -> str:
-        """Host and port."""
         return f"127.0.0.1:{self.server.port}"
 
     def answer(self, request: Asked) -> list[bytes]:
-        """Return the reply to a request."""
         asked = TokenRequest.of(request)
         self.asked.append(asked)
         if self.allows(asked.authorization, asked.path.removeprefix("/v2/")):
@@ -183,7 +174,6 @@ class GuardedApi:
 def guarded_api(
     allows: Callable[[str | None, str], bool], *challenges: str
 ) -> Iterator[GuardedApi]:
-    """Run such an API for as long as the block lasts."""
     with server() as running:
         api = GuardedApi(running, list(challenges), allows)
         running.play(api.answer)
@@ -191,7 +181,6 @@ def guarded_api(
 
 
 def basic(user: str, password: str) -> str:
-    """Return the field of Basic."""
     return f"Basic {base64.b64encode(f'{user}:{password}'.encode()).decode()}"
 
 

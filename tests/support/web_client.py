@@ -24,17 +24,14 @@ class Reply:
 
     @property
     def body(self) -> bytes:
-        """The bytes that came."""
         return b"".join(self.pieces)
 
     @property
     def json(self) -> Any:
-        """The document in the body."""
         return json.loads(self.body)
 
     @property
     def code(self) -> str:
-        """The code of a registry's error."""
         return str(self.json["errors"][0]["code"])
 
 

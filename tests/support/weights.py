@@ -99,7 +99,6 @@ def every_16_bit_value(dtype: np.dtype[Any]) -> Array:
 
 
 def raw(array: Array) -> Array:
-    """Return the bit patterns."""
     return array.view(f"u{array.dtype.itemsize}")
 
 
