@@ -18,6 +18,7 @@ Tensors = dict[str, Array]
 Named = Iterator[tuple[str, Array]]
 
 BF16, F8 = np.dtype(ml_dtypes.bfloat16), np.dtype(ml_dtypes.float8_e4m3fn)
+_BLOCK = 128
 E2M1_MAGNITUDES = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6], np.float32)
 
 
@@ -59,17 +60,15 @@ def mlx_model(
     return _quantized(tensors, make)
 
 
-def fp8_model(
-    tensors: Mapping[str, Array], *, scale_dtype: Any = np.float32, block: int = 128
-) -> Tensors:
+def fp8_model(tensors: Mapping[str, Array], *, scale_dtype: Any = np.float32) -> Tensors:
 
     def make(name: str, weight: Array) -> Named:
         """Yield E4M3 codes and one scale for each block, ragged edges included."""
         rows, cols = weight.shape
-        block_rows, block_cols = -(-rows // block), -(-cols // block)
-        padded = np.zeros((block_rows * block, block_cols * block), np.float32)
+        block_rows, block_cols = -(-rows // _BLOCK), -(-cols // _BLOCK)
+        padded = np.zeros((block_rows * _BLOCK, block_cols * _BLOCK), np.float32)
         padded[:rows, :cols] = weight.astype(np.float32)
-        blocks = padded.reshape(block_rows, block, block_cols, block)
+        blocks = padded.reshape(block_rows, _BLOCK, block_cols, _BLOCK)
         scales = (np.maximum(np.abs(blocks).max((1, 3)), 1e-12) / 448.0).astype(scale_dtype)
         scaled = blocks / scales.astype(np.float32)[:, None, :, None]
         yield name, scaled.reshape(padded.shape)[:rows, :cols].astype(F8)

@@ -109,17 +109,16 @@ UNSEEN = frozenset({"wrong byte", "404"})
 class Faults:
     """One fault, at the request ``moment`` of those that it can befall, counted from 0.
 
-    ``lasts``: at all later ones too. A file that changed stays changed, others do not change.
-    Several servers share it. ``struck`` counts the requests that it befell.
+    A file that has another version keeps it. Several servers share it.
     """
 
-    def __init__(self, name: str, moment: int, random: Random, *, lasts: bool = False) -> None:
+    def __init__(self, name: str, moment: int, random: Random) -> None:
         self._name = name
         self._moment = moment
         self._random = random
-        self._lasts = lasts or name == "other version"
-        self._seen = self.struck = 0
-        self._path: str | None = None
+        self._seen = 0
+        self.struck: str | None = None
+        """The path that it befell."""
         self._lock = threading.Lock()
 
     def around(self, answer: Answer) -> Answer:
@@ -140,14 +139,10 @@ class Faults:
             return False
         with self._lock:
             number, self._seen = self._seen, self._seen + 1
-            is_due = number == self._moment or (self._lasts and number > self._moment)
-            if not is_due:
-                return False
-            self._path = self._path or path
-            if self._name in _OF_FILES and path != self._path:
-                return False
-            self.struck += 1
-            return True
+            if number == self._moment:
+                self.struck = path
+                return True
+            return self._name == "other version" and path == self.struck
 
 
 def versioned(table: Mapping[str, bytes]) -> Answer:

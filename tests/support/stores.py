@@ -26,14 +26,6 @@ from blobstore.store.local.store import Store
 from blobstore.store.ports import Home
 
 NOBODY = 65534
-FAULTS = frozenset(
-    f"store-{name}"
-    for name in (
-        *("eio-at-every-read", "eio-at-fsync", "eintr-everywhere", "emfile"),
-        *("erofs", "edquot", "sigint-mid-gc"),
-    )
-)
-"""The corpus's store cases that need a tool or a mount: tests/faults runs these."""
 _NOT_LOADED = ("__main__", ".chat_handler", ".chat_service")  # they load a server, for seconds
 Arrays = dict[str, np.ndarray[Any, Any]]
 HOLD = """
