@@ -48,13 +48,6 @@ def test_characters_that_do_not_print_are_left_out_and_counted() -> None:
     assert command.text == "a\u0378\ufffe"
 
 
-def test_every_command_knows_its_line() -> None:
-    text = b'\r\n# x\rFROM a\nSYSTEM """\r\nb\r\n\n"""\r\n\r\nLICENSE c'
-    commands, _ = read_script(text, "Modelfile")
-    lines = [(command.name, command.line) for command in commands]
-    assert lines == [("from", 3), ("system", 4), ("license", 9)]
-
-
 BAD = {
     "FROM a\n  @b c": "line 2: .*'@b'",
     "\nSYSTEM\nFROM a": "line 2: SYSTEM",

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from datetime import timedelta
 from functools import partial
-from pathlib import Path
 from typing import TypeVar
 
 import pytest
@@ -71,20 +69,6 @@ def test_http_needs_to_be_allowed_but_on_this_machine() -> None:
     keys = {"access_key_id": "k", "secret_access_key": SECRET}
     far = open_bucket("s3://b", keys | {"endpoint": "http://192.0.2.1:9"})
     assert "http" in error_of(UsageError, lambda: far.get("x")).message
-
-
-def test_without_obstore_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "obstore.store", None)
-    error = error_of(UsageError, lambda: open_bucket("s3://b"))
-    assert error.hint == "pip install 'blobstore[cloud]'"
-
-
-def test_a_folder_is_a_bucket_too(tmp_path: Path) -> None:
-    bucket = open_bucket(f"file://{tmp_path}/mirror")
-    bucket.put("a/b", b"x")
-    assert (tmp_path / "mirror/a/b").read_bytes() == b"x"
-    bucket.delete(["a/b", "a/b"])
-    error_of(NotFoundError, lambda: bucket.get("a/b"))
 
 
 REQUEST = "Generic S3 error: Error performing GET https://h/b/k?" + SECRET + " in 1ms"

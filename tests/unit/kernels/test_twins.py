@@ -39,7 +39,6 @@ Array = np.ndarray[Any, Any]
 
 DEFAULTS = [("int4", 32), ("int8", 64), *FP]
 # Blocks of 16, 8, 4 and 1 groups: whole blocks, one more and one less, and single groups.
-INT4_32 = Quantization(QuantType.INT4, 32)
 FEW = (1, 7, 9, 16, 33)
 
 any_form = pytest.mark.parametrize(("quant_type", "group_size"), EVERY)
@@ -129,17 +128,6 @@ def test_runs_that_start_in_any_column(quant_type: str, group_size: int) -> None
         for column in some:
             choice = kernels.ScaleChoice("search", importance, column)
             assert assert_filled_alike(weights, kind, choice)[0] == -1
-
-
-def test_values_are_rounded_to_16_bits_half_to_even() -> None:
-    # Codes of 0: the values are the biases, here halfway between 16-bit neighbours.
-    for dtype in (BF16, F16):
-        with np.errstate(invalid="ignore"):
-            exact, after = (every_16_bit_value(dtype)[at::17].astype(F32) for at in (0, 1))
-            biases = (exact[: len(after)] * F32.type(0.5) + after * F32.type(0.5)).reshape(1, -1)
-        words = np.zeros((1, biases.size * 4), np.uint32)
-        parts = QuantizedArray(words, np.ones_like(biases), biases, None, INT4_32)
-        assert_read_alike(parts)
 
 
 @pytest.mark.parametrize("quant_type", ["int4", "int8"])

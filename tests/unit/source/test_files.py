@@ -11,9 +11,6 @@ from support.checkpoints import write_checkpoint
 from support.layouts import write
 
 import blobstore
-from blobstore.errors import CorruptDataError
-from blobstore.importer.run import run_plan
-from blobstore.names import ModelName
 from blobstore.source import files
 from blobstore.source.files import other_files
 from blobstore.source.folders import LocalFolder
@@ -165,16 +162,3 @@ def test_a_folder_that_can_not_be_listed_is_left_out(
     monkeypatch.setattr(os, "scandir", refusing)
     assert kept(folder) == ["a"]
     assert "permission denied" in reasons(folder)["lost+found/"]
-
-
-@pytest.mark.parametrize("size", [10, 2**20 + 1])
-def test_a_file_that_changes_after_the_plan(folder: Path, store: Store, size: int) -> None:
-    path = folder / "merges.txt"
-    path.write_bytes(b"a" * size)
-    plan = blobstore.plan_import(folder)
-    path.write_bytes(b"b" * size)
-    os.utime(path, ns=(1, 1))
-    with pytest.raises(CorruptDataError, match=r"merges\.txt changed") as caught:
-        run_plan(plan, ModelName.parse("m"), store)
-    assert caught.value.path == str(path)
-    assert list(store.models()) == []

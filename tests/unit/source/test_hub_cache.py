@@ -71,14 +71,6 @@ def test_several_snapshots_and_no_main(tmp_path: Path, repository: Path) -> None
     assert f"{found[0]}, {found[1]}" in (caught.value.hint or "")
 
 
-def test_a_main_whose_snapshot_is_missing(tmp_path: Path, repository: Path) -> None:
-    found = write_snapshot(repository, OTHER, tmp_path)
-    write_ref(repository, COMMIT.encode())
-    with pytest.raises(NotFoundError, match=COMMIT) as caught:
-        read_inventory(repository)
-    assert str(found) in (caught.value.hint or "")
-
-
 @pytest.mark.parametrize(
     "make",
     [

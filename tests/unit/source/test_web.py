@@ -36,7 +36,6 @@ from blobstore.errors import (
 from blobstore.inspection.inspection import TargetKind
 from blobstore.io.http.remote_files import Remote
 from blobstore.names import Digest
-from blobstore.source.files import UNLISTED
 from blobstore.source.folders import HUB
 from blobstore.source.web import HubFolder, HubTarget, WebFolder
 from blobstore.store.local.store import Store
@@ -147,19 +146,6 @@ def test_a_repository_is_imported_as_its_folder(
     assert document["revision"] == COMMIT
     digest = Digest.of((checkpoint / WEIGHTS).read_bytes())
     assert [file["version"] for file in document["sources"]] == [digest.hex]
-
-
-def test_a_web_folder_gives_what_checkpoints_usually_have(
-    server: Server, checkpoint: Path, store: Store
-) -> None:
-    server.play(served(checkpoint))
-    blobstore.import_model(checkpoint, "here", store=store, quant="int8")
-    result = blobstore.import_model(server.at("name/"), store=store, quant="int8")
-    assert str(result.name) == "name:int8"
-    here = layers(store, "here")
-    del here["1_Pooling/config.json"]  # its name is not known
-    assert layers(store, "name:int8") == here
-    assert UNLISTED in {one.reason for one in result.coverage.left_out}
 
 
 def test_a_plan_names_the_commit_and_its_content(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 from support.checkpoints import (
@@ -109,22 +108,17 @@ PEFT = {f"base_model.model.model.{Q}.lora_{part}.weight": normal(part, 8, 64) fo
 MLX = {f"model.{Q}.lora_{part}": normal(part, 8, 64) for part in "ab"}
 
 
-@pytest.mark.parametrize(
-    ("name", "tensors", "is_file"),
-    [
-        ("adapter_model.safetensors", PEFT, False),
-        ("x.safetensors", MLX, True),
-    ],
-)
-def test_an_adapter_is_refused_with_what_to_do(
-    tmp_path: Path, name: str, tensors: dict[str, Any], is_file: bool
-) -> None:
-    (tmp_path / name).write_bytes(safetensors_bytes(tensors))
+def test_an_adapter_is_refused_with_what_to_do(tmp_path: Path) -> None:
     (tmp_path / "adapter_config.json").write_text(json.dumps({"peft_type": "LORA"}))
-    with pytest.raises(UnsupportedSourceError, match="adapter") as caught:
-        read_inventory(tmp_path / name if is_file else tmp_path)
-    assert caught.value.path == str(tmp_path / name)
-    assert "Merge" in (caught.value.hint or "")
+    for name, tensors, target in (
+        ("adapter_model.safetensors", PEFT, tmp_path),
+        ("x.safetensors", MLX, tmp_path / "x.safetensors"),
+    ):
+        (tmp_path / name).write_bytes(safetensors_bytes(tensors))
+        with pytest.raises(UnsupportedSourceError, match="adapter") as caught:
+            read_inventory(target)
+        assert caught.value.path == str(tmp_path / name)
+        assert "Merge" in (caught.value.hint or "")
 
 
 def test_a_model_with_an_adapter_beside_it_or_in_it_is_a_model(tmp_path: Path) -> None:

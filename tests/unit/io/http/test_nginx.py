@@ -7,17 +7,14 @@ from collections.abc import Iterator
 import pytest
 from support.corpus import refusal
 from support.nginx import Nginx, nginx as run_nginx
-from support.sparse import write_sparse_folder
 
 from blobstore.errors import CorruptDataError
 from blobstore.formats.safetensors.header import header_of
-from blobstore.inspection.inspect import inspect
 from blobstore.io.http.remote_files import Remote
 
 from .conftest import KIB, safetensors_file
 
 pytestmark = pytest.mark.lab
-SHARDS = 72
 
 
 @pytest.fixture(scope="module")
@@ -26,16 +23,6 @@ def nginx(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nginx]:
     root = tmp_path_factory.mktemp("hub")
     with run_nginx(tmp_path_factory.mktemp("nginx"), root) as running:
         yield running
-
-
-def test_a_checkpoint_is_inspected_with_a_request_a_shard(nginx: Nginx) -> None:
-    tensors = {f"h.{layer}.weight": ("BF16", (1000, 1000)) for layer in range(SHARDS)}
-    write_sparse_folder(nginx.root / "sharded", tensors, shards=SHARDS)
-    nginx.requests()
-    assert dict(inspect(f"{nginx.url}/sharded").parameter_count) == {"BF16": SHARDS * 10**6}
-    asked = nginx.requests()
-    assert sum(request.path.endswith(".safetensors") for request in asked) <= SHARDS + 1
-    assert len({request.connection for request in asked}) <= 16
 
 
 def test_ranges_are_of_one_version_of_a_file(nginx: Nginx) -> None:
