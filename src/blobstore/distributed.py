@@ -151,7 +151,7 @@ def _make_all(
         else:
             return
         if client.status in ("closed", "closing"):
-            raise RemoteError("the Dask scheduler is gone", temporary=True) from lost
+            raise RemoteError("the Dask scheduler was lost", temporary=True) from lost
     raise RemoteError(f"Dask workers, or their scheduler, were lost {_ATTEMPTS} times") from lost
 
 
@@ -263,8 +263,8 @@ def _means(asked: int | None) -> Means:
     needed = 2 * threads * max(asked or 0, least_memory(1))
     if limit and limit < needed:
         raise UsageError(
-            f"the Dask worker {worker.name} may use {limit:,} bytes, and has {threads} threads",
-            hint=f"Give it {needed:,}, or fewer threads.",
+            f"the Dask worker {worker.name} may use {limit:,} bytes, for {threads} threads",
+            hint=f"Give it {needed:,} bytes, or fewer threads.",
         )
     usual = usual_memory(threads)
     if limit:

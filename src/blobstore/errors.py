@@ -68,7 +68,7 @@ class BlobStoreError(Exception):
 
 
 class UsageError(BlobStoreError, ValueError):
-    """The caller asked for the impossible: an invalid name, an unknown type, a bad option.
+    """The request is invalid: an invalid name, an unknown type, a bad option.
 
     A ValueError too.
     """
@@ -122,7 +122,7 @@ class InvalidIndexError(UsageError, IndexError):
 
 
 class CorruptDataError(BlobStoreError):
-    """Bytes are not what they have to be, and can't be used."""
+    """Bytes are not what they should be, and can't be used."""
 
 
 class HeaderError(CorruptDataError):
@@ -157,7 +157,7 @@ class NonFiniteWeightError(UnsupportedSourceError):
 
 
 class LimitExceededError(BlobStoreError):
-    """Valid input beyond a limit of ours (docs/design.md, "Limits")."""
+    """Valid input beyond a limit of blobstore (docs/design.md, "Limits")."""
 
 
 class StorageError(BlobStoreError):

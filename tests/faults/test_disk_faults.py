@@ -25,7 +25,7 @@ pytestmark = [
 
 def check_refused(done: Done, store: Store) -> None:
     assert (done.code, done.out, done.err.count("\n")) == (1, "", 1), done.err
-    assert "another file system" in done.err
+    assert "must be on the same file system" in done.err
     assert str(store.root) in done.err
 
 

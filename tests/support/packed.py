@@ -104,7 +104,7 @@ UNCLEAR: dict[str, Case] = {
         ".weight U32 96 16, .scales BF16 96 2, .biases BF16 96 2",
     ),
     "compressed-tensors without a config": _case(
-        "of how many bits", ".weight_packed I32 96 16, .weight_scale BF16 96 4"
+        "how many bits", ".weight_packed I32 96 16, .weight_scale BF16 96 4"
     ),
     "what a method that is unknown has packed": _case(
         "they look packed", ".W_q U8 96 128", _method("hqq")

@@ -42,12 +42,12 @@ def cli_page() -> str:
     for heading, names in main.HEADINGS.items():
         parts.append(f"\n## {heading}\n")
         for name in names:
-            parts += _command(group.get_command(context, name), context)
+            parts += _command(name, group.get_command(context, name), context)
     return "".join(parts)
 
 
-def _command(command: Any, parent: Any) -> Iterator[str]:
-    context = command.context_class(command, info_name=command.name, parent=parent)
+def _command(name: str, command: Any, parent: Any) -> Iterator[str]:
+    context = command.context_class(command, info_name=name, parent=parent)
     usage = " ".join([context.command_path, *command.collect_usage_pieces(context)])
     words = context.command_path.removeprefix("blobstore ")
     yield f"\n### `{words}`\n\n`{usage}`\n\n{_plain(command.help)}\n"
@@ -60,10 +60,10 @@ def _command(command: Any, parent: Any) -> Iterator[str]:
         if rows:
             yield f"\n| {kind} | |\n|---|---|\n"
             for shown, says in rows:
-                name = shown.partition(" <")[0]  # typer's name of an argument's type
-                yield f"| `{_cell(name)}` | {_cell(says)} |\n"
-    for inner in getattr(command, "commands", {}).values():
-        yield from _command(inner, context)
+                word = shown.partition(" <")[0]  # typer's name of an argument's type
+                yield f"| `{_cell(word)}` | {_cell(says)} |\n"
+    for inner in getattr(command, "commands", {}).items():
+        yield from _command(*inner, context)
 
 
 def _cell(text: str) -> str:

@@ -95,7 +95,7 @@ def verify(
     """
     if key is not None or policy is not None or identity is not None:
         if quick or sample is not None or jobs is not None:
-            raise UsageError("signatures are checked without --quick, --sample and --jobs")
+            raise UsageError("--quick, --sample and --jobs do not apply to signatures")
         opened = stores_at(store, lower)
         is_signed = verify_signatures(opened, names, key, policy, identity, as_json)
         return 0 if is_signed else EXIT_DAMAGED
@@ -153,9 +153,7 @@ def repair(
     draft: Annotated[str | None, Option(metavar="DIR", help="The --draft of the import.")] = None,
     modelfile: Annotated[
         str | None,
-        Option(
-            "--modelfile", "-f", metavar="FILE", help="The Modelfile of the import, for its texts."
-        ),
+        Option("--modelfile", "-f", metavar="FILE", help="The import's Modelfile, for its texts."),
     ] = None,
     jobs: Jobs = None,
     wait: WaitOption = None,
@@ -186,7 +184,7 @@ def _show_repair(result: RepairResult) -> None:
         emit(printable(f"Not repaired: {left.blob.digest}: {with_flags(left.reason)}"))
     verdict = "all sound"
     if result.repaired or result.remaining:
-        made = f"{len(result.repaired)} made again ({size(result.repaired_bytes)})"
+        made = f"{len(result.repaired)} rebuilt ({size(result.repaired_bytes)})"
         verdict = f"{made}, {len(result.remaining)} still damaged"
     emit(f"Checked {counted(result.checked, 'blob')} of {result.name}: {verdict}")
 
@@ -204,16 +202,15 @@ def prune(
         bool,
         Option(
             "--sole-owner",
-            help="State that neither Ollama nor another machine uses the store, "
-            "which allows a grace time under 1h.",
+            help="Confirm that neither Ollama nor another machine is using the store; allows"
+            " a grace time under 1h.",
         ),
     ] = False,
     forget: Annotated[
         bool,
         Option(
             "--forget",
-            help="Remove the blobs of models whose manifests are gone, "
-            "however many models that are.",
+            help="Remove the blobs of models whose manifests are missing, no matter how many.",
         ),
     ] = False,
     undo: Annotated[
@@ -229,7 +226,7 @@ def prune(
         opened = folder_store_at("prune --undo", store, wait)
         if dry_run or sole_owner or forget or grace is not None:
             others = "--dry-run, --forget, --grace and --sole-owner"
-            raise UsageError(f"--undo restores all that the last prune took: leave out {others}")
+            raise UsageError(f"--undo restores all that the last prune moved: leave out {others}")
         show_result(blobstore.undo_prune(opened), _show_undo, as_json)
         return
     result = blobstore.prune(
@@ -272,8 +269,8 @@ def _show_prune(has_trash: bool, result: PruneResult) -> None:
     else:
         emit(f"{remove} {gone}")
     if result.forgotten:
-        copies = f"the copies of the manifest of {_models(result.forgotten)}"
-        emit(f"{move} {copies} to the trash, too")
+        copies = f"the copies of the manifests of {_models(result.forgotten)}"
+        emit(f"{move} {copies} to the trash as well")
     if result.spared:
         spared = blobs(len(result.spared), result.spared_bytes)
         emit(f"Spared {spared} within the grace time")
@@ -281,7 +278,7 @@ def _show_prune(has_trash: bool, result: PruneResult) -> None:
         nbytes = sum(leftover.nbytes for leftover in result.leftovers)
         emit(f"{remove} {counted(len(result.leftovers), 'leftover')} ({size(nbytes)})")
     if result.freed:
-        emit(f"{free} {size(result.freed)} of the trash before")
+        emit(f"{free} {size(result.freed)} from the previous trash")
 
 
 def _models(names: Sequence[ModelName]) -> str:
@@ -289,12 +286,12 @@ def _models(names: Sequence[ModelName]) -> str:
 
 
 def _show_undo(result: UndoResult) -> None:
-    emit(f"Gave back {blobs(len(result.restored), result.nbytes)}")
+    emit(f"Restored {blobs(len(result.restored), result.nbytes)}")
     if result.kept:
         emit(f"Left {len(result.kept)} in the trash: the store has them again, or they are damaged")
     if result.without_manifest:
         emit(f"Still without a manifest: {_models(result.without_manifest)}")
-        emit("Mount the disk with their manifests, or restore each: blobstore repair NAME")
+        emit("Mount the disk with their manifests, or restore each model: blobstore repair NAME")
 
 
 def du(
@@ -313,7 +310,7 @@ def du(
 
 def _show_usage(usage: Usage) -> None:
     show_table(("NAME", "SIZE", "UNIQUE", "SHARED"), list(map(_usage_row, usage.models)))
-    needless = f"{size(usage.reclaimable)} needed by no model"
+    needless = f"{size(usage.reclaimable)} not needed by any model"
     emit(f"{counted(usage.blobs, 'blob')}, {size(usage.nbytes)}; {needless}")
     if usage.trash:
         emit(f"{size(usage.trash)} in the trash")

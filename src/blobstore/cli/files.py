@@ -69,7 +69,7 @@ def save(
         bool | None,
         Option(
             "--compress/--no-compress",
-            help="Compress with zstandard, or don't [default: as the file's name says].",
+            help="Compress with zstandard or not [default: if the name ends in .zst].",
         ),
     ] = None,
     jobs: Jobs = None,
@@ -84,7 +84,7 @@ def save(
     """
     if output == _PIPE:
         if as_json:
-            raise UsageError("--json and -o - both need the standard output")
+            raise UsageError("--json and -o - both need standard output")
         if sys.stdout.isatty():
             hint = "Use -o FILE, or a pipe: blobstore save NAME -o - | ssh HOST blobstore load -"
             raise UsageError("standard output is a terminal, not a pipe", hint=hint)
@@ -121,7 +121,7 @@ def _show_archive(saved: SavedArchive) -> None:
 def load(
     file: Annotated[
         str,
-        Argument(metavar="FILE", help="The archive, plain, .zst or .gz; - is standard input."),
+        Argument(metavar="FILE", help="The archive: plain, .zst or .gz; - is standard input."),
     ],
     names: Annotated[
         list[str] | None,
@@ -129,7 +129,7 @@ def load(
     ] = None,
     as_name: Annotated[
         str | None,
-        Option("--as", metavar="NAME", help="Its name in the store; for an archive of one model."),
+        Option("--as", metavar="NAME", help="Name in the store; only for an archive of one model."),
     ] = None,
     listed: Annotated[
         bool, Option("--list", help="List the archive's models; load nothing.")
@@ -195,7 +195,7 @@ def _load_models(
     from blobstore.views.results import LoadedModel
 
     if not names and archive.unnamed:
-        message = f"the model of {archive.address} has no name"
+        message = f"the model in {archive.address} has no name"
         raise UsageError(message, hint="Give it one: --as NAME.")
     before = [id_of(target, target.target(name)) for name in names]
     done = with_bar(blobstore.transfer, names, archive, target, check=check_is_model, jobs=jobs)
@@ -232,8 +232,7 @@ def export(
         str,
         Option(
             metavar="SIZE",
-            help="Largest size of a file, such as 5GB, "
-            "or source for the same files as were imported.",
+            help="Largest file size, such as 5GB, or source for the same files as in the import.",
         ),
     ] = "5GB",
     verify: Annotated[bool, Option("--verify", help="Hash every blob before using it.")] = False,
@@ -286,7 +285,7 @@ _MOST_INPUT = 100_000_000
 File = Annotated[str, Argument(metavar="FILE", help="A .safetensors file.")]
 InPlace = Annotated[
     bool,
-    Option("--in-place", help="Fail if the change can't be made without a new file."),
+    Option("--in-place", help="Fail if the change needs a new file."),
 ]
 metadata = typer.Typer(
     help="Read and edit the metadata of a .safetensors file.", callback=show_help, **PLAIN
@@ -320,7 +319,7 @@ def set_metadata(
         str,
         Argument(
             metavar="KEY_OR_JSON",
-            help="A key; without VALUE, a JSON object, or - to read one from stdin.",
+            help="A key; or, without VALUE, a JSON object or - to read one from stdin.",
         ),
     ],
     value: Annotated[str | None, Argument(metavar="VALUE", help="The new value.")] = None,
@@ -328,7 +327,7 @@ def set_metadata(
     in_place: InPlace = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Set one key, or those of a JSON object of texts."""
+    """Set one key, or all keys of a JSON object of strings."""
     changes: Mapping[str, str | None] = _parse(key) if value is None else {key: value}
     _edit(file, changes, replace, in_place, as_json)
 
@@ -346,7 +345,7 @@ def remove_metadata(
 ) -> None:
     """Remove keys."""
     if bool(keys) == everything:
-        raise UsageError("name the keys to remove, or say --all")
+        raise UsageError("name the keys to remove, or use --all")
     _edit(file, dict.fromkeys(keys or ()), everything, in_place, as_json)
 
 
@@ -383,7 +382,7 @@ def _edit(
 def _edit_text(file: str, edit: blobstore.MetadataEdit) -> str:
     name = printable(file)
     if edit.copied_bytes is None:
-        return f"Edited {name} in place" if edit.changed else f"{name} has these metadata already"
+        return f"Edited {name} in place" if edit.changed else f"{name} already has this metadata"
     took = f"{edit.seconds:.2f} s, {rate(edit.copied_bytes, edit.seconds)}"
     return f"Rewrote {name}: {size(edit.copied_bytes)} in {took}"
 

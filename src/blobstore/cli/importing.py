@@ -58,7 +58,7 @@ Memory = Annotated[
     Option(
         "--memory",
         metavar="SIZE",
-        help="Memory for the work [default: 76MB, and 20MB per thread].",
+        help="Memory to work in [default: 76MB plus 20MB per thread].",
     ),
 ]
 VerifyReuse = Annotated[
@@ -67,7 +67,7 @@ VerifyReuse = Annotated[
 ]
 Force = Annotated[
     bool,
-    Option("--force", help="Allow a tag that says another type, such as :int4 for int8 weights."),
+    Option("--force", help="Allow a tag of another type, such as :int4 for int8 weights."),
 ]
 
 
@@ -131,16 +131,16 @@ def import_(
         Option(
             metavar="N",
             min=1,
-            help="Requests at once to the source's server [default: 8].",
+            help="Simultaneous requests to the source's server [default: 8].",
         ),
     ] = None,
     limit_rate: Annotated[
         str | None,
-        Option(metavar="SIZE", help="Bytes a second to fetch at most, such as 20MB."),
+        Option(metavar="SIZE", help="Maximum download rate in bytes per second, such as 20MB."),
     ] = None,
     verify_reuse: VerifyReuse = False,
     dry_run: Annotated[
-        bool, Option("--dry-run", help="Print what would be written, and write nothing.")
+        bool, Option("--dry-run", help="Show what would be written, but write nothing.")
     ] = False,
     force: Force = False,
     planned: Annotated[
@@ -148,22 +148,21 @@ def import_(
         Option(
             "--plan",
             metavar="FILE",
-            help="Carry out a plan that plan -o wrote; SOURCE is where it is now.",
+            help="Carry out a plan that plan -o wrote; SOURCE is where its source is now.",
         ),
     ] = None,
     on: Annotated[
         str | None,
         Option(
             metavar="ADDRESS",
-            help="Let the workers of a Dask cluster make the blobs: dask://HOST:PORT "
-            "(extra: dask).",
+            help="Make the blobs on the workers of a Dask cluster: dask://HOST:PORT (extra: dask).",
         ),
     ] = None,
     wait: WaitOption = None,
     store: StoreOption = None,
     lower: LowerOption = None,
     copy_up: Annotated[
-        bool, Option("--copy-up", help="Write all blobs, also those that a lower store has.")
+        bool, Option("--copy-up", help="Write all blobs, even those that a lower store has.")
     ] = False,
     as_json: JsonOption = False,
     **options: Any,
@@ -218,8 +217,8 @@ def _read_back(planned: str, source: str | None, options: Any) -> blobstore.Impo
     if given := [
         name for name, value in options.items() if value not in (None, [], False, "default")
     ]:
-        message = f"{flag_of(given[0])} can't be used with --plan, which has decided everything"
-        raise UsageError(message, hint="Make the plan with it.")
+        message = f"{flag_of(given[0])} can't be used with --plan: the plan has already decided it"
+        raise UsageError(message, hint="Give it to blobstore plan.")
     return blobstore.read_plan(planned, source=source, open_source=source_at)
 
 
@@ -229,10 +228,7 @@ def _model_name(text: str, modelfile: str | None) -> ModelName:
     except InvalidNameError as error:
         if modelfile is None:
             raise
-        hint = (
-            "With --modelfile and one argument, that is the model's name; "
-            "give SOURCE and NAME for both."
-        )
+        hint = "With --modelfile, a single argument is the model's name; give both SOURCE and NAME."
         raise InvalidNameError(error.message, hint=hint, rule=error.rule) from error
 
 
@@ -257,14 +253,14 @@ def plan(
         bool,
         Option(
             "--check",
-            help="Let mlx-lm build its network for the planned tensors; takes seconds (extra: lm).",
+            help="Check that mlx-lm can build its network for it; takes seconds (extra: lm).",
         ),
     ] = False,
     html: Annotated[
         str | None,
         Option(
             metavar="FILE",
-            help="Write a page, too, that shows the sizes of all types and group sizes.",
+            help="Also write a page that shows the sizes of all types and group sizes.",
         ),
     ] = None,
     force: Annotated[
@@ -396,7 +392,7 @@ def work(
     Other machines make the other parts, and commit publishes the model.
     """
     if plan is not None and batch is not None:
-        raise UsageError("work does a PLAN or a --batch, not both")
+        raise UsageError("work takes a PLAN or a --batch, not both")
     if batch is not None and source is not None:
         raise UsageError("--source can't be used with --batch, whose list names the sources")
     settings: dict[str, Any] = {

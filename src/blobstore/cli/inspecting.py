@@ -89,7 +89,7 @@ def inspect(
         str,
         Option(
             metavar="file|name|size|parameters",
-            help="Order of --tensors; by size and parameters the largest first.",
+            help="Order of --tensors; size and parameters list the largest first.",
         ),
     ] = "file",
     store: StoreOption = None,
@@ -384,8 +384,8 @@ def report(
         str | None,
         Option(
             metavar="SOURCE|MODEL",
-            help="Measure the error now: against the checkpoint, or a stored model "
-            "[default: what quality has kept].",
+            help="Measure the error now, against the checkpoint or a stored model [default:"
+            " the last result of quality].",
         ),
     ] = None,
     output: Annotated[

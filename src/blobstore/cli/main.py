@@ -46,7 +46,7 @@ def schema(
         ),
     ] = None,
     page: Annotated[
-        bool, Option("--page", help="Print the page of all commands, in Markdown.")
+        bool, Option("--page", help="Print one page about all commands, in Markdown.")
     ] = False,
 ) -> None:
     """Print the JSON Schema of what a command prints with --json."""
@@ -57,7 +57,7 @@ def schema(
     elif command:
         show_json(commands.schema(" ".join(command)))
     else:
-        hint = "blobstore schema --help shows what is possible."
+        hint = "blobstore schema --help shows the usage."
         raise UsageError("schema needs a COMMAND", hint=hint)
 
 
@@ -289,7 +289,7 @@ def run(arguments: list[str]) -> int:
     except typer.TyperException as error:
         context = getattr(error, "ctx", None)
         command = context.command_path if context is not None else "blobstore"
-        fail(error.format_message(), f"{command} --help shows what is possible.")
+        fail(error.format_message(), f"{command} --help shows the usage.")
         return error.exit_code
     except ReaderGoneError:
         return 0

@@ -93,7 +93,7 @@ def _note_unreadable() -> Iterator[None]:
     try:
         yield
     except StorageError as error:
-        note(f"the models of newer Ollamas are unknown: {error.message}")
+        note(f"the models of newer Ollama versions can't be listed: {error.message}")
 
 
 def _by_time(model: ListedModel | BrokenModel) -> float:
@@ -137,7 +137,7 @@ def show(
         bool,
         Option(
             "--coverage",
-            help="Say how much of its source is stored, and what was left out, and why.",
+            help="Show how much of the source is stored, what was left out, and why.",
         ),
     ] = False,
     store: StoreOption = None,
@@ -260,7 +260,7 @@ def cp(
     if target is None and to is None:
         raise UsageError(
             "cp needs a NEW_NAME, or another store",
-            hint="blobstore cp --help shows what is possible.",
+            hint="blobstore cp --help shows the usage.",
         )
     asked, wanted = ModelName.parse(source), ModelName.parse(source if target is None else target)
     opened = stores_at(store, lower, wait)

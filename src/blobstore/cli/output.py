@@ -278,8 +278,8 @@ def show_coverage(coverage: Coverage) -> None:
     tensors, files = coverage.tensors, coverage.files
     lines = [f"{_share(tensors, 'tensor')} and {_share(files, 'file')} stored"]
     if tensors.source is None:
-        why = "the model was not imported by blobstore in its default profile"
-        lines.append(f"The source is not known: {why}")
+        why = "the model was not imported by blobstore with the default profile"
+        lines.append(f"The source is unknown: {why}")
     lines += [
         f"{number:,} of the tensors belong to the {head}" for head, number in coverage.heads.items()
     ]

@@ -52,40 +52,42 @@ def run(
         list[str] | None,
         Argument(
             metavar="PROMPT",
-            help="The text to answer [default: standard input, on a terminal a conversation].",
+            help="The prompt [default: standard input; on a terminal, a conversation].",
         ),
     ] = None,
     system: Annotated[
         str | None,
-        Option(metavar="TEXT", help="The system text, in place of the model's."),
+        Option(metavar="TEXT", help="System prompt, instead of the model's."),
     ] = None,
     raw: Annotated[
         bool,
-        Option("--raw", "--no-template", help="Continue the text, without a template."),
+        Option("--raw", "--no-template", help="Continue the prompt without a chat template."),
     ] = False,
     temperature: Annotated[
         float | None,
-        Option("--temperature", "--temp", metavar="T", help="0 takes the most likely token."),
+        Option(
+            "--temperature", "--temp", metavar="T", help="Sampling temperature; 0: greedy decoding."
+        ),
     ] = None,
     top_p: Annotated[
         float | None,
-        Option(metavar="P", help="Only tokens that together are so likely."),
+        Option(metavar="P", help="Sample from the likeliest tokens that add up to P."),
     ] = None,
     top_k: Annotated[
         int | None,
-        Option(metavar="K", help="Only the K likeliest tokens; 0: all."),
+        Option(metavar="K", help="Sample from the K likeliest tokens; 0: all."),
     ] = None,
     min_p: Annotated[
         float | None,
-        Option(metavar="P", help="Only tokens P times as likely as the likeliest."),
+        Option(metavar="P", help="Sample from tokens at least P times as likely as the best."),
     ] = None,
     repeat_penalty: Annotated[
         float | None,
-        Option(metavar="X", help="Above 1: repeat less."),
+        Option(metavar="X", help="Penalty for repeated tokens; above 1: less repetition."),
     ] = None,
     seed: Annotated[
         int | None,
-        Option(metavar="N", help="For the same text again [default: a random one]."),
+        Option(metavar="N", help="Random seed, to repeat an answer [default: a random one]."),
     ] = None,
     max_tokens: Annotated[
         int | None,
@@ -93,14 +95,14 @@ def run(
     ] = None,
     context: Annotated[
         int | None,
-        Option(metavar="N", help="Tokens of prompt and answer together."),
+        Option(metavar="N", help="Maximum number of tokens, prompt and answer together."),
     ] = None,
     stop: Annotated[
         list[str] | None,
-        Option(metavar="TEXT", help="A text that ends the answer; repeatable."),
+        Option(metavar="TEXT", help="Text that ends the answer; repeatable."),
     ] = None,
     verbose: Annotated[
-        bool, Option("--verbose", help="Say how many tokens an answer has, and how fast.")
+        bool, Option("--verbose", help="Show the number of tokens of an answer, and the speed.")
     ] = False,
     cache: CacheOption = None,
     cache_size: CacheSizeOption = None,
@@ -167,7 +169,7 @@ def _check(given: dict[str, Any]) -> None:
     """Raise UsageError, with its flag, for an invalid option."""
     from blobstore.mlx_lm.sampling_settings import read_field
 
-    hint = "blobstore run --help shows what is possible."
+    hint = "blobstore run --help shows the usage."
     for name, value in given.items():
         try:
             if value is not None:
@@ -207,7 +209,7 @@ def _prompt(words: list[str] | None, as_json: bool) -> str | None:
     else:
         return None
     if not text:
-        raise UsageError("the prompt is empty", hint="Give a PROMPT, or a text as standard input.")
+        raise UsageError("the prompt is empty", hint="Give a PROMPT, or pipe text in.")
     check_prompt(text)
     return text
 
@@ -226,7 +228,7 @@ def _note_unused(prompts: Prompts, system: str | None) -> None:
     texts = prompts.texts
     if prompts.continues and (system or texts.system or texts.messages):
         what = "--raw" if prompts.is_raw else "a model without a template"
-        note(f"{what} continues the text: the system text and the model's messages are not used")
+        note(f"{what} continues the text: the system prompt and the model's messages are not used")
 
 
 def shown_piece(piece: str) -> str:
@@ -239,7 +241,7 @@ def figures(answer: Generation) -> str:
     speed = answer.tokens_per_second
     rate = "" if speed is None else f", {speed:.1f} tokens/s"
     return (
-        f"{answer.prompt_tokens:,} tokens of prompt, {answer.tokens:,} of answer, "
+        f"{answer.prompt_tokens:,} prompt tokens, {answer.tokens:,} answer tokens, "
         f"{answer.seconds:.2f} s{rate}; ended by: {answer.finish_reason}"
     )
 
@@ -250,7 +252,7 @@ _DUMB = "dumb"
 """The terminal that knows no sequences: of Emacs, expect, and others."""
 _QUOTES = '"""'
 _HELP = """\
-  /clear          forget the conversation
+  /clear          clear the conversation
   /bye            end (also Ctrl-D)
   /?              this help
   \"\"\"             begin and end a message of several lines
@@ -271,7 +273,7 @@ def hold_conversation(
     conversation = Conversation(model, prompts, system)
     if prompts.continues:
         why = "--raw uses no template" if prompts.is_raw else "The model has no chat template"
-        emit(f"{why}: it continues what you write. /? shows help.")
+        emit(f"{why}: it continues what you type. /? shows help.")
     for text in _messages(conversation):
         try:
             _answer(conversation, text, model.sampling.context, is_verbose)
@@ -304,7 +306,7 @@ def _messages(conversation: Conversation) -> Iterator[str]:
             if was_interrupted:
                 raise
             was_interrupted = True
-            emit("Ctrl-C again, Ctrl-D or /bye ends.")
+            emit("Press Ctrl-C again or Ctrl-D, or type /bye, to end.")
             continue
         was_interrupted = False
         if not text.strip():
@@ -321,7 +323,7 @@ def _messages(conversation: Conversation) -> Iterator[str]:
 def _carry_out(command: str, conversation: Conversation) -> None:
     if command == "/clear":
         conversation.clear()
-        emit("The conversation is forgotten.")
+        emit("The conversation was cleared.")
     elif command in ("/?", "/help"):
         emit(_HELP)
     else:
@@ -388,8 +390,10 @@ _ORIGIN = re.compile(r"\*|null|[A-Za-z][A-Za-z0-9+.-]*://[^\s/?#@]+/?", re.ASCII
 
 
 def serve(
-    port: Annotated[int, Option(metavar="N", min=0, max=65535, help="0: any free port.")] = 8080,
-    host: Annotated[str, Option(metavar="ADDRESS", help="The address to listen at.")] = "127.0.0.1",
+    port: Annotated[
+        int, Option(metavar="N", min=0, max=65535, help="Port to listen on; 0: any free port.")
+    ] = 8080,
+    host: Annotated[str, Option(metavar="ADDRESS", help="The address to listen on.")] = "127.0.0.1",
     allowed_host: Annotated[
         list[str] | None,
         Option(
@@ -401,7 +405,7 @@ def serve(
         str | None,
         Option(
             metavar="NAME",
-            help="A stored model that answers at /v1/, as OpenAI's clients expect (mlx-lm).",
+            help="Serve a stored model to OpenAI clients at /v1/ (with mlx-lm).",
         ),
     ] = None,
     allow_origin: Annotated[
@@ -431,7 +435,7 @@ def serve(
     def show(address: str) -> None:
         lines = [f"Serving {opened.address} at {address}"]
         if lm is not None:
-            lines.append(f"Serving {lm} at {address}v1 (OpenAI's protocol)")
+            lines.append(f"Serving {lm} at {address}v1 (OpenAI API)")
         emit("\n".join(lines))  # at once: a reader may leave after the first line
 
     hosts = Hosts(host, allowed_host or ())
@@ -450,7 +454,7 @@ def _check_names(hosts: Iterable[str], origins: Iterable[str], lm: str | None) -
             raise UsageError(message, hint="Write it without scheme and port, as models.example.")
     for origin in origins:
         if lm is None:
-            raise UsageError("--allow-origin is for a model that answers", hint="Use --lm NAME.")
+            raise UsageError("--allow-origin needs a model to serve", hint="Use --lm NAME.")
         if _ORIGIN.fullmatch(origin) is None:
             message = f"--allow-origin: {quoted(origin)} is not an origin"
             raise UsageError(message, hint="Write SCHEME://HOST[:PORT], or * for all.")

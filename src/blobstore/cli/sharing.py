@@ -45,14 +45,12 @@ if TYPE_CHECKING:
 KeyOption = Annotated[
     str | None,
     Option(
-        "--key", metavar="FILE", help="Require a signature by this public key, for the repository."
+        "--key", metavar="FILE", help="Require a signature for the repository by this public key."
     ),
 ]
 PolicyOption = Annotated[
     str | None,
-    Option(
-        "--policy", metavar="FILE", help="Require the signatures of this containers policy.json."
-    ),
+    Option("--policy", metavar="FILE", help="Require what this containers-policy.json asks for."),
 ]
 
 
@@ -62,14 +60,14 @@ def push(
         str | None,
         Option(
             metavar="NAME",
-            help="Where to: HOST/NAMESPACE/MODEL:TAG [default: as the model is named].",
+            help="Destination: HOST/NAMESPACE/MODEL:TAG [default: the model's name].",
         ),
     ] = None,
     artifact: Annotated[
         str | None,
         Option(
             metavar="modelpack|image|oci",
-            help="Send another form: a ModelPack artifact or an image of exported files, "
+            help="Send a different form: a ModelPack artifact or an image of exported files, "
             "or the same blobs under an OCI manifest. Needs --to.",
         ),
     ] = None,
@@ -254,7 +252,7 @@ def login(
     place = credentials().keep(host, given)
     if not asked:
         note(f"{host} did not ask for a login, so the login was not checked.")
-    emit(printable(f"Logged in to {host}; the login is kept in {place}"))
+    emit(printable(f"Logged in to {host}; the login is stored in {place}"))
 
 
 def logout(host: Host) -> None:
@@ -296,7 +294,7 @@ def _given_login(user: str | None, password_stdin: bool, token_stdin: bool) -> L
 
     if token_stdin:
         if user is not None or password_stdin:
-            raise UsageError("--token-stdin excludes --username and --password-stdin")
+            raise UsageError("--token-stdin can't be used with --username or --password-stdin")
         return Login(None, Secret(_read_secret("token")))
     if password_stdin:
         if user is None:
@@ -319,7 +317,7 @@ def _read_secret(what: str) -> str:
 def _ask_login(user: str | None) -> tuple[str, str]:
     if not sys.stdin.isatty():
         raise UsageError(
-            "the password can't be asked for: standard input is not a terminal",
+            "can't ask for the password: standard input is not a terminal",
             hint="Use --password-stdin: blobstore login HOST -u USER --password-stdin < FILE",
         )
     try:
@@ -358,7 +356,7 @@ def policy_of(
 ) -> blobstore.SignaturePolicy:
     """Return what --key or --policy requires. Raises: UsageError unless one of them is given."""
     if (key is None) == (policy is None):
-        raise UsageError("signatures are checked with either --key or --policy")
+        raise UsageError("a check of signatures needs either --key or --policy")
     if policy is not None:
         if identity is not None:
             raise UsageError("--identity needs --key; a policy has signedIdentity instead")
@@ -407,8 +405,8 @@ def sign(
         str | None,
         Option(
             metavar="FILE",
-            help="The private key: PEM (PKCS #8), or cosign's cosign.key. Its password is asked "
-            "for [default: $COSIGN_PASSWORD].",
+            help="The private key: PEM (PKCS #8), or cosign's cosign.key. Its password is"
+            " $COSIGN_PASSWORD, or is asked for.",
         ),
     ] = None,
     identity: Annotated[
@@ -423,7 +421,7 @@ def sign(
         Option(
             "--generate-key",
             metavar="PREFIX",
-            help="Instead of signing, write a new pair of keys: PREFIX.key and PREFIX.pub.",
+            help="Instead of signing, write a new key pair: PREFIX.key and PREFIX.pub.",
         ),
     ] = None,
     wait: WaitOption = None,
@@ -433,11 +431,11 @@ def sign(
     """Sign models by the digests of their manifests, as cosign does. Blobs are not read."""
     if generate is not None:
         if names or key is not None or identity is not None:
-            raise UsageError("--generate-key makes keys and signs nothing: leave out the rest")
+            raise UsageError("--generate-key only makes keys: leave out the rest")
         _generate(generate)
         return
     if not names or key is None:
-        hint = "blobstore sign NAME --key FILE, or --generate-key PREFIX to make a key."
+        hint = "blobstore sign NAME --key FILE, or --generate-key PREFIX to make a key pair."
         raise UsageError("sign needs a NAME and a --key", hint=hint)
 
     opened = store_at(store, wait)

@@ -27,8 +27,8 @@ LowerOption = Annotated[
     Option(
         "--lower",
         metavar="DIR",
-        help="A store that is only read, for what the store lacks; "
-        "repeatable [default: $BLOBSTORE_LOWER].",
+        help="A read-only store for models and blobs that the store lacks; repeatable"
+        " [default: $BLOBSTORE_LOWER].",
     ),
 ]
 WaitOption = Annotated[
@@ -37,8 +37,8 @@ WaitOption = Annotated[
         "--wait",
         metavar="SECONDS",
         min=0,
-        help="How long to wait while another process uses the store "
-        "[default: 10, or 1 to remove blobs].",
+        help="How long to wait while another process uses the store [default: 10, or 1 when"
+        " removing blobs].",
     ),
 ]
 
@@ -131,13 +131,13 @@ CacheOption = Annotated[
     Option(
         "--cache",
         metavar="DIR",
-        help="Where the blobs of a bucket are kept "
-        "[default: $BLOBSTORE_CACHE, else ~/.cache/blobstore].",
+        help="Folder that caches the blobs of a bucket [default: $BLOBSTORE_CACHE, else"
+        " ~/.cache/blobstore].",
     ),
 ]
 CacheSizeOption = Annotated[
     str | None,
-    Option("--cache-size", metavar="SIZE", help="Most bytes of the cache [default: 50GB]."),
+    Option("--cache-size", metavar="SIZE", help="Maximum size of the cache [default: 50GB]."),
 ]
 
 

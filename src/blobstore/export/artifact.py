@@ -239,7 +239,7 @@ def open_artifact(
     "oci" for the model's own blobs under an OCI manifest, which tools for containers copy. An
     artifact has no times: the same model and options give the same bytes.
 
-    ``jobs``: threads that hash (None: one a core). ``progress`` is called with the bytes that are
+    ``jobs``: threads that hash (None: one per core). ``progress`` is called with the bytes that are
     hashed.
 
     Raises: UsageError (an unknown word); as `export_model`, except for its folder.

@@ -219,7 +219,7 @@ def plan_checkpoint(checkpoint: Checkpoint, options: ExportOptions) -> ExportPla
         names = Counter(array.name for array in arrays)
         for array in arrays:
             if names[array.name] > 1:
-                message = f"two arrays would be called {quoted(array.name)}"
+                message = f"two arrays would have the name {quoted(array.name)}"
                 raise UnsupportedSourceError(message, tensor=array.weight)
     shards = _plan_shards(checkpoint, arrays, options)
     documents = _plan_documents(checkpoint, options, quantization)
@@ -234,7 +234,7 @@ def _plan_documents(
     for name, stored in checkpoint.documents.items():
         path, data = checkpoint.folder + _check_name(file_name, name, "document"), stored
         if name == MODELOPT_CONFIG:
-            notes.append(f"{path} was left out: it describes tensors that are stored otherwise")
+            notes.append(f"{path} was left out: it describes tensors that are stored differently")
             continue
         if name == CONFIG_NAME:
             data, removed = exported_config(stored, options.dequantize, quantization)
@@ -249,7 +249,7 @@ def _check_name(check: Callable[[object], str], name: str, what: str) -> str:
         return check(name)
     except InvalidNameError as error:
         raise UnsupportedSourceError(
-            f"a {what} of the model can't be a file: {error}", rule=error.rule
+            f"a {what} of the model can't become a file: {error}", rule=error.rule
         ) from None
 
 
@@ -267,7 +267,7 @@ def _plan_shards(
         ordered = _in_order(checkpoint.origin, members)
         shards.append(PlannedShard.of(checkpoint.folder + name, ordered, metadata))
     notes = (
-        f"the metadata {quoted(key)} differ between the source's files and were left out"
+        f"the metadata {quoted(key)} differs between the source's files and was left out"
         for key in sorted(unequal)
     )
     plan = ExportPlan(tuple(shards), notes=tuple(notes))
@@ -431,7 +431,7 @@ def _check_paths(plan: ExportPlan, model: StoredModel) -> None:
     paths = [file.path for file in plan.files]
     folders = {path[:end] for path in paths for end, letter in enumerate(path) if letter == "/"}
     if twice := [path for path, count in Counter([*paths, *folders]).items() if count > 1]:
-        message = f"two files of {model.name} would be called {quoted(min(twice))}"
+        message = f"two files of {model.name} would have the name {quoted(min(twice))}"
         raise UnsupportedSourceError(message, model=str(model.name))
 
 

@@ -91,7 +91,7 @@ def export_folder(folder: str | os.PathLike[str], store: Readable) -> Path:
             path=str(path),
         )
     if is_mount:
-        hint = f"Export into a folder of it, such as {path / 'model'}."
+        hint = f"Export into a folder inside it, such as {path / 'model'}."
         raise StorageError(
             f"{path} is a mount point: no other folder can take its place", hint=hint
         )
@@ -108,7 +108,7 @@ def staged(path: Path) -> Iterator[Path]:
 
     What the block writes is durable then. After an error the folder is removed.
 
-    Raises: BusyError when another export into the same folder is at work; StorageError.
+    Raises: BusyError when another export into the same folder is running; StorageError.
     """
     staging = path.with_name(f".{path.name}.blobstore-export")
     with os_errors("write to", staging):
@@ -144,7 +144,7 @@ def _take(staging: Path) -> int:
         if is_locked and os.path.samestat(os.fstat(fd), staging.stat(follow_symlinks=False)):
             unless_locked.pop_all()
             return fd
-    message = f"another export into the same folder is at work ({staging})"
+    message = f"another export into the same folder is running ({staging})"
     raise BusyError(message, path=str(staging))
 
 
@@ -207,7 +207,7 @@ def export_model(
     the same; "mlx" gives what ``mlx_lm.load`` opens. ``dequantize``: "bfloat16", "float16" or
     "float32" for all quantized weights and floats. ``max_shard_size``: bytes of a file at most, by
     huggingface_hub's rule, or "source" for the files that were imported. ``jobs``: threads (None:
-    one a core). ``verify``: hash every blob first. ``progress`` is called with the bytes that are
+    one per core). ``verify``: hash every blob first. ``progress`` is called with the bytes that are
     written.
 
     The folder appears when all of it is on the disk, or not at all. A draft model becomes a
@@ -216,7 +216,7 @@ def export_model(
     Raises: UsageError (an unknown word, a folder in the store, mlx without the ``lm`` extra); as
     `open_model`; UnsupportedSourceError when mlx-lm can't load the model, or a value does not fit
     the dtype; StorageError when the folder exists and is not empty, and for errors of the operating
-    system; BusyError when another export into it is at work.
+    system; BusyError when another export into it is running.
     """
     options = ExportOptions.parse(format, dequantize, max_shard_size)
     workers = threads(jobs)

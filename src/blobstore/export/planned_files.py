@@ -68,7 +68,7 @@ class ExportOptions:
         if max_shard_size == AS_SOURCE:
             if is_mlx:
                 raise UsageError(
-                    "the source's files hold other tensors than mlx-lm's",
+                    "the source's files hold different tensors from mlx-lm's",
                     hint="Give a size, such as 5GB.",
                 )
             return cls(is_mlx, dtype, None)

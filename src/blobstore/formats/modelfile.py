@@ -161,7 +161,7 @@ def parse_parameters(options: Iterable[str]) -> dict[str, ParameterValue]:
                 hint="Write KEY=VALUE, for example temperature=0.7.",
             )
         if key in DEPRECATED:
-            raise UsageError(f"the parameter {key} has no effect in Ollama any more")
+            raise UsageError(f"the parameter {key} no longer has an effect in Ollama")
         add_parameter(parameters, key, text)
     return parameters
 
@@ -225,7 +225,7 @@ class Command:
 def read_script(raw: bytes, what: str) -> tuple[list[Command], int]:
     """Return the commands in ``raw``, in UTF-8, or UTF-16 with a byte order mark.
 
-    Also how many characters that do not print were left out. The time is linear in the size.
+    Also how many non-printing characters were left out. The time is linear in the size.
 
     Raises: LimitExceededError over 4 MiB; DocumentError (rule T1) with the line for an unknown
     command, a command without a value, quotes that are never closed, and for bytes that are not
@@ -336,7 +336,7 @@ class Modelfile(Document):
             try:
                 _check_command(command, first, what)
                 if command.key in DEPRECATED:
-                    unused = f"{command.key} has no effect in Ollama any more and was left out"
+                    unused = f"{command.key} no longer has an effect in Ollama and was left out"
                     notes.append(f"{what}: line {command.line}: {unused}")
                 elif command.name == "parameter":
                     add_parameter(parameters, command.key, command.text)
@@ -348,7 +348,7 @@ class Modelfile(Document):
             hint = "Begin with FROM and the folder of the checkpoint."
             raise _error(what, 1, "the FROM command is missing", hint)
         if dropped:
-            notes.append(f"{what}: {dropped:,} characters that do not print were left out")
+            notes.append(f"{what}: {dropped:,} non-printing characters were left out")
         requires = texts.get("requires")
         return cls(
             source=texts["from"],
@@ -473,7 +473,7 @@ def _check_command(command: Command, first: int, what: str) -> None:
             hint="Merge the adapter into the weights first.",
         )
     if command.name in ("from", "draft") and command.line != first:
-        message = f"a second {command.name.upper()}; the first is in line {first}"
+        message = f"a second {command.name.upper()}; the first is on line {first}"
         raise _error(what, command.line, message)
     if command.name == "requires":
         check_requires(command.text)

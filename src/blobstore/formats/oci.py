@@ -174,7 +174,7 @@ def parse_index(raw: bytes, what: str) -> list[OciDescriptor]:
     check_limit(what, sum(unique.values()), "bytes of manifests", MAX_MANIFESTS, "A2")
     names = [entry.model for entry in manifests if entry.model is not None]
     if len(set(names)) < len(names):
-        raise DocumentError(f"{what}: two models have one name (rule A2)", rule="A2")
+        raise DocumentError(f"{what}: two models have the same name (rule A2)", rule="A2")
     return manifests
 
 

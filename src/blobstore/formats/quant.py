@@ -108,8 +108,8 @@ class Quantization:
         if type(self.group_size) is not int or self.group_size not in self.quant_type.group_sizes:
             possible = ", ".join(str(size) for size in self.quant_type.group_sizes)
             raise UsageError(
-                f"{self.quant_type} has no groups of {self.group_size!r}",
-                hint=f"{self.quant_type} has: {possible}.",
+                f"{self.quant_type} has no group size {self.group_size!r}",
+                hint=f"Use one of: {possible}.",
             )
 
     @staticmethod

@@ -88,7 +88,7 @@ def seek_table(file: OpenReader) -> SeekTable | None:
 
 def _table(data: bytes, entry_bytes: int, name: str) -> SeekTable:
     if struct.unpack_from("<II", data) != (_SKIPPABLE_MAGIC, len(data) - _SKIPPABLE_BYTES):
-        raise false_table(name, "its frame is not a skippable one")
+        raise false_table(name, "its frame is not a skippable frame")
     places, starts = array("Q", [0]), array("Q", [0])  # millions of frames take little memory
     for begin in range(_SKIPPABLE_BYTES, len(data) - _FOOTER.size, entry_bytes):
         compressed, plain = struct.unpack_from("<II", data, begin)

@@ -118,7 +118,7 @@ class Payload:
         except ValueError as error:  # errors of names and digests are ValueErrors
             raise DocumentError(f"{what}: {error} (rule S1)", rule="S1") from None
         if payload is None or whole != _payload(digest, identity, optional):
-            raise DocumentError(f"{what}: not a payload with its keys only (rule S1)", rule="S1")
+            raise DocumentError(f"{what}: not a payload, or with other keys (rule S1)", rule="S1")
         if not isinstance(optional, dict | None):
             raise DocumentError(f"{what}: optional is not an object (rule S1)", rule="S1")
         return payload

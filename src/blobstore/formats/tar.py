@@ -47,7 +47,7 @@ _REFUSED = {
     b"4": "a block device",
     b"6": "a FIFO",
     b"K": "a link with a long target",
-    b"M": "a part of a file in several volumes",
+    b"M": "part of a multi-volume archive",
     b"S": "a sparse file",
 }
 
@@ -166,7 +166,7 @@ def parse_extension(header: TarHeader, data: bytes, what: str) -> dict[str, str]
         if key in ("path", "size"):  # extended attributes may be any bytes
             said[key] = _text(value, what)
     if said and header.kind == b"g":
-        raise _invalid(what, "PAX records give a path or a size to all members")
+        raise _invalid(what, "a global PAX header sets a path or a size")
     return said
 
 

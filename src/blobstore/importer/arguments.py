@@ -34,13 +34,13 @@ class Option:
 class ImportArguments(TypedDict, total=False):
     """What `plan_import` and `import_model` take, all optional.
 
-    Each text below is what ``blobstore import --help`` says. None of an option is its default.
+    Each text below is what ``blobstore import --help`` says. None stands for an option's default.
     ``quant``: "none" keeps the weights too. ``importance`` may be a mapping, with one vector a
     tensor, by the source's names. ``policy`` may be a function, which is asked for each matrix, by
     name, shape and dtype (``"BF16"``), and returns a type, or None to leave it to the rest.
     ``target_size`` and ``target_bpw`` are explained in docs/quantization.md, "Targets". ``experts``
     None is what the architecture needs, else the profile's. ``template``, ``system`` and
-    ``parameters`` win over what the Modelfile says, licences add up.
+    ``parameters`` win over what the Modelfile says, licenses add up.
     """
 
     quant: Annotated[
@@ -90,7 +90,7 @@ class ImportArguments(TypedDict, total=False):
         ),
     ]
     target_bpw: Annotated[
-        float | None, Option("The same with bits per weight, such as 4.25.", "BITS")
+        float | None, Option("The same limit as bits per weight, such as 4.25.", "BITS")
     ]
     requantize: Annotated[
         bool,

@@ -106,7 +106,7 @@ class _Batch(Document):
         seen: set[tuple[str, ...]] = set()
         for number, model in enumerate(fields["model"]):
             if model.model_name.folded in seen:
-                message = f"two models are called {model.model_name}"
+                message = f"two models have the name {model.model_name}"
                 raise InvalidError(message, "model", number, "name")
             seen.add(model.model_name.folded)
         return fields
@@ -202,9 +202,9 @@ def work_on_batch(
 ) -> list[BatchResult]:
     """Do the tasks of one shard of each model of a list, and publish models whose tasks are done.
 
-    Shards differ from model to model, so that small models are not all one worker's. A relative
-    ``source`` is one below the current folder. Raises: as `read_batch`; UsageError for a shard that
-    does not exist; StorageError if plans can't be written.
+    Shards differ from model to model, so that one worker does not get all the small models. A
+    relative ``source`` is one below the current folder. Raises: as `read_batch`; UsageError for a
+    shard that does not exist; StorageError if plans can't be written.
     """
     check_shard(*shard)
     models = read_batch(path)

@@ -114,7 +114,7 @@ class RunMaker:
         if not math.isfinite(values[bad]):
             raise non_finite(source, step.start + bad, values[bad])
         # MLX stores such a scale as infinity, and the group would come back as NaN.
-        what = f"the first of a group that spans more than {dtype_of(values)} can scale"
+        what = f"the first of a group whose range is too large for a {dtype_of(values)} scale"
         raise _error_at(UnsupportedSourceError, source, step.start + bad, what)
 
     def _cast_values(

@@ -279,7 +279,7 @@ def _check(options: ImportOptions) -> None:
         ),
         (
             options.requantize and not (quantizes or options.draft_type),
-            "quantizing again needs a quantization type",
+            "requantize needs a quantization type",
             example,
         ),
         (
@@ -302,7 +302,7 @@ def _check(options: ImportOptions) -> None:
 def _check_arguments(given: ImportArguments) -> None:
     if unknown := sorted(given.keys() - ImportArguments.__annotations__.keys()):
         known = ", ".join(ImportArguments.__annotations__)
-        raise UsageError(f"an import has no option {unknown[0]!r}", hint=f"It has: {known}.")
+        raise UsageError(f"unknown import option {unknown[0]!r}", hint=f"Use one of: {known}.")
     lists = {name: given.get(name) or () for name in ("rules", "licenses", "parameters")}
     for name, value in lists.items():
         if isinstance(value, str | bytes | Mapping) or not isinstance(value, Sequence):
@@ -347,7 +347,7 @@ _experts = partial(_parse_word, {form.value: form for form in Experts}, "form of
 def _alignment(value: int) -> int:
     if not _DEFAULT_ALIGNMENT <= value <= _MAX_ALIGNMENT or value & (value - 1):
         raise UsageError(
-            f"an alignment of {value} is not a power of two "
+            f"alignment {value} is not a power of two "
             f"from {_DEFAULT_ALIGNMENT} to {_MAX_ALIGNMENT:,}"
         )
     return value

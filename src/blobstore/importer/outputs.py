@@ -356,5 +356,5 @@ class ImportPlan:
 
     @property
     def bits_per_weight(self) -> float:
-        """Bits of tensor data a parameter, scales and biases included, headers not."""
+        """Bits of tensor data per parameter, with scales and biases, without headers."""
         return 8 * sum(blob.data_size for blob in self.blobs) / max(1, self.parameters)

@@ -242,7 +242,7 @@ def check_rules(blobs: Iterable[PlannedBlob], options: ImportOptions) -> None:
         ):
             tensor = named[0]
             raise UsageError(
-                f"the rule {quoted(str(rule))} matches no tensor that can be quantized so: "
+                f"the rule {quoted(str(rule))} matches no tensor that it can quantize: "
                 f"{quoted(tensor.name)} is "
                 f"{tensor.dtype} {list(tensor.shape)}",
                 tensor=tensor.name,
@@ -568,5 +568,5 @@ def _check_documents(inventory: Inventory, options: ImportOptions) -> None:
         )
     if options.profile.is_ollama and CONFIG_NAME not in inventory.documents:
         raise UnsupportedSourceError(
-            f"{inventory.path} has no config.json", hint='Only profile="default" can do without.'
+            f"{inventory.path} has no config.json", hint='Only profile="default" works without it.'
         )

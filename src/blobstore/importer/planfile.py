@@ -73,11 +73,11 @@ class PlanSource(Document):
         states = _states(inventory)
         for name in sorted(self.files.keys() | states.keys()):
             if states.get(name) != self.files.get(name):
-                changed = "was written to" if name in self.files else "was added"
+                changed = "has changed" if name in self.files else "has been added"
                 place = inventory.folder.place(name)
                 raise CorruptDataError(
-                    f"{place} {changed if name in states else 'was removed'} since the plan was"
-                    " made",
+                    f"{place} {changed if name in states else 'has been removed'} since"
+                    " the plan was made",
                     path=place,
                     hint=_AGAIN,
                 )
@@ -122,7 +122,7 @@ class PlanDocument(Document):
 
 
 def write_plan(plan: ImportPlan, path: str | os.PathLike[str]) -> None:
-    """Write a plan to a file, in the place of one that is there.
+    """Write a plan to a file, replacing an existing one.
 
     Only its owner can read the file if it has a secret: the query of a signed address. Raises:
     StorageError.
@@ -207,7 +207,7 @@ def decode_plan(
         opened = open_source(place) if isinstance(place, str) else place
         inventory = document.source.inventory(opened, draft.folder if draft is not None else None)
     except NotFoundError as error:
-        error.hint = error.hint or "If the source was moved, name its new place."
+        error.hint = error.hint or "If the source was moved, give its new location."
         raise
     plan = make_plan(inventory, options, draft)
     if _decisions(plan) == document.decisions:
@@ -216,7 +216,7 @@ def decode_plan(
         made = f"was made by blobstore {document.blobstore}, and {__version__} decides differently"
         raise DocumentError(f"{what} {made} (rule {RULE})", rule=RULE, hint=_AGAIN)
     raise CorruptDataError(
-        f"{what}: {inventory.path} has other tensors than when the plan was made",
+        f"{what}: {inventory.path} has different tensors than when the plan was made",
         path=inventory.path,
         hint=_AGAIN,
     )

@@ -146,8 +146,8 @@ def _guess_plan(store: Store, manifest: Manifest, given: _Given) -> ImportPlan:
                 return plan
     what = "its blobs" if own is None else f"its {OWN_DOCUMENT}, which is damaged"
     raise UsageError(
-        f"the options of the import are unknown: no common options give {what}, "
-        f"from {given.inventory.path}",
+        f"the options of the import are unknown: no common set of options gives {what} from"
+        f" {given.inventory.path}",
         hint="If this is the source, import it again with the original options.",
     )
 
@@ -231,7 +231,7 @@ def repair_model(
     Every blob is hashed first. ``importance``, ``draft`` and ``modelfile``: the files that the
     import had with it, needed when what is damaged depends on them. A manifest that is damaged
     comes back from the store's copy of it. The source is not read when no blob is damaged, and may
-    be None then. ``jobs``: threads (None: one a core). ``progress`` is called with the hashed
+    be None then. ``jobs``: threads (None: one per core). ``progress`` is called with the hashed
     bytes, and then of what is read of the source. ``open_source``: as in `plan_import`.
 
     Raises: NotFoundError for no such model; as `plan_import` for the source; UsageError when blobs
@@ -256,8 +256,7 @@ def repair_model(
                     f"damaged or missing: {len(damaged):,} of the {len(checks.uses):,} blobs "
                     f"of {full}",
                     model=str(full),
-                    hint="Make them again from the checkpoint: "
-                    f"blobstore repair {full} --from SOURCE",
+                    hint=f"Rebuild them from the checkpoint: blobstore repair {full} --from SOURCE",
                 )
             plan = replan(
                 store, manifest, _Given.read(source, importance, draft, modelfile, open_source)
@@ -266,7 +265,7 @@ def repair_model(
             if not blobs:
                 digest, reason = next(iter(remaining.items()))
                 raise UnsupportedSourceError(
-                    f"nothing of {full} could be made again from {plan.inventory.path}: "
+                    f"nothing of {full} could be rebuilt from {plan.inventory.path}: "
                     f"blob {digest}: {reason}",
                     model=str(full),
                     blob=str(digest),
@@ -301,7 +300,7 @@ def _manifest(store: Store, name: ModelName) -> tuple[Manifest, bool]:
     raise DocumentError(
         f"model {name}: {reason}, and the store has no copy of it",
         model=str(name),
-        hint="Import the model again; its blobs that are sound are not made twice.",
+        hint="Import the model again; undamaged blobs are reused.",
     )
 
 
@@ -312,7 +311,7 @@ def _restore(session: LocalSession, name: ModelName, manifest: Manifest, before:
         raise BusyError(
             f"the manifest of {name} was replaced, removed or unreadable during the repair",
             model=str(name),
-            hint="Repair it again.",
+            hint="Run the repair again.",
         ) from error
 
 
@@ -379,13 +378,13 @@ def _made_again(
 def _reason(blob: Descriptor, plan: ImportPlan, chosen: list[PlannedBlob]) -> str:
     if blob.media_type != TENSOR_MEDIA_TYPE:
         what = f"{blob.name or blob.media_type.rpartition('.')[2]}"
-        return f"{what} differs in the source; texts of a Modelfile need that file"
+        return f"{what} differs in the source; texts of a Modelfile need the Modelfile"
     if any(layer.name == blob.name for layer in chosen):
         return (
-            "the source makes other bytes of it: it is another source, "
-            "or another version of blobstore wrote the model"
+            "the source gives different bytes for it: it is a different source, or another"
+            " version of blobstore wrote the model"
         )
     if any(layer.name == blob.name for layer in plan.blobs):
-        return "the source makes another size of it: it is another source"
+        return "the source gives a different size for it: it is a different source"
     draft = "; a draft model is needed too" if (blob.name or "").startswith("draft.") else ""
     return f"the source has no {blob.name}{draft}"

@@ -125,7 +125,7 @@ def check_count(rules: Iterable[Rule]) -> None:
     if count > MAX_PATTERNS:
         raise LimitExceededError(
             f"limit exceeded: {count:,} rules with patterns, at most {MAX_PATTERNS:,}",
-            hint="Whole names are not counted.",
+            hint="Rules with exact names do not count.",
         )
 
 
@@ -289,7 +289,7 @@ class Importance:
             if name not in shapes:
                 raise UsageError(
                     f"importance is given for {quoted(name)}, which is not quantized",
-                    hint="Name tensors of the source that the plan shows with a type.",
+                    hint="Name source tensors that the plan quantizes.",
                     tensor=name,
                 )
             if vector.size != shapes[name][-1]:

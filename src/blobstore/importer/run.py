@@ -166,8 +166,8 @@ def plan_import(
 
     ``source``: a .safetensors file or a checkpoint folder; None is what the Modelfile's FROM names.
     ``options``: `ImportArguments`, all optional. With a target (``target_size``, ``target_bpw``)
-    weights are read too, by ``jobs`` threads (None: one a core), which call ``progress``;
-    those on servers are fetched as ``fetch`` says.
+    weights are read too, by ``jobs`` threads (None: one per core), which call ``progress``;
+    ``fetch``: how those on servers are fetched.
     ``open_source`` opens a source, or a draft, that is given as a text: with a token, perhaps.
 
     Raises: UsageError (options), NotFoundError, HeaderError, DocumentError, CorruptDataError,
@@ -217,7 +217,7 @@ def _function_rules(
             continue
         if not isinstance(kind, str):
             raise UsageError(
-                f"the policy gives {tensor.name!r} {kind!r}, and not the name of a type",
+                f"the policy returns {kind!r} for {tensor.name!r}, expected the name of a type",
                 tensor=tensor.name,
             )
         yield Rule.parse(f"{escaped(tensor.name)}={kind}")
@@ -241,14 +241,13 @@ def import_model(
     Without a name it gets `default_name`.
 
     A tag that says another type than the model gets is refused (UsageError), unless ``force`` says
-    that it is meant. ``options``: as in `plan_import`. ``jobs``: number of threads (None: one a
+    that it is meant. ``options``: as in `plan_import`. ``jobs``: number of threads (None: one per
     core). ``memory``: bytes that they work in (None: 20 MiB for each and 76 MiB). ``verify_reuse``:
     hash what earlier imports have made before it is used again. ``fetch``: how a source on a server
-    is fetched; it is streamed, never stored whole. ``progress`` is called every few
-    megabytes. The same source and options give the same bytes and digests with any number of
-    threads.
+    is fetched; it is streamed, never stored whole. ``progress`` is called every few megabytes. The
+    same source and options give the same bytes and digests with any number of threads.
 
-    An import that is killed goes on where it stopped when it is started again.
+    An import that was killed resumes where it stopped when it is run again.
 
     Raises: as `plan_import`; InvalidNameError; NonFiniteWeightError with tensor and index;
     CorruptDataError when the source changes meanwhile; BusyError. After an error the store holds
@@ -287,12 +286,12 @@ def make_blob(
 ) -> Digest:
     """Make the tensor blob ``name`` of a plan, and leave it for `run_plan`, which publishes it.
 
-    Any process may do that that sees the source and the store, and several at once: a plan's blobs
-    do not depend on each other. Nothing becomes visible. What no `run_plan` of the same source
-    takes up goes with the store's next clean-up.
+    Any process that can reach the source and the store may do this, and several at once: a plan's
+    blobs do not depend on each other. Nothing becomes visible. Blobs that no `run_plan` of the same
+    source uses are removed by the store's next prune.
 
-    Raises: NotFoundError when the plan has no such blob; UsageError for a store that does not
-    remember what was made; as `import_model`.
+    Raises: NotFoundError when the plan has no such blob; UsageError for a store that keeps no
+    record of finished blobs; as `import_model`.
     """
     chosen = tuple(blob for blob in plan.blobs if blob.name == name)
     if not chosen:
@@ -307,8 +306,8 @@ def make_blobs(
     with store.session() as session:
         if not session.remembers:
             raise UsageError(
-                f"{store.address} does not remember what was made",
-                hint="Work in a store in a folder, or in a bucket.",
+                f"{store.address} keeps no record of finished blobs",
+                hint="Use a store in a folder or a bucket.",
             )
         made, _ = write_blobs(replace(plan, layers=tuple(blobs)), session, means)
         session.keep()

@@ -222,7 +222,7 @@ def plan_for_target(
     what = (
         "everything is kept, and that"
         if size == task.size(kept)
-        else "no choice of types is nearer to the target: it"
+        else "no choice of types comes closer to the target: it"
     )
     return replace(plan, notes=(*plan.notes, f"{what} is {size:,} bytes of {budget:,}"))
 
@@ -280,8 +280,8 @@ class _Task:
             bits = math.ceil(1000 * least.bits_per_weight) / 1000
             possible = f"{least.stored_bytes:,} bytes, {bits:.3f} bits per weight"
             raise UsageError(
-                f"the target can't be met: with the smallest types the model has {possible}",
-                hint="Ask for that or more; rules give types to tensors that are kept.",
+                f"the target can't be met: with the smallest types the model takes {possible}",
+                hint="Ask for at least that; rules can quantize tensors that are kept.",
             )
 
 

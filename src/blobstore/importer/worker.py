@@ -213,7 +213,7 @@ class SharedPlan:
             blobs = []
         if raw != self._encode(task, blobs):
             message = f"{what} is not that of task {task.number} (rule {RULE})"
-            hint = "blobstore work makes it again."
+            hint = "Run blobstore work to make it again."
             raise DocumentError(message, rule=RULE, path=str(path), hint=hint)
         return blobs
 
@@ -297,7 +297,7 @@ def lost_among(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkResult:
-    """What a worker did of a plan: tasks of a shard, of which others may have been done before.
+    """What a worker did: tasks of one shard of a plan, some of which may have been done before.
 
     Bytes are those of the tasks that were made: read from the source, and in blobs.
     """
@@ -346,8 +346,8 @@ def work_on_plan(
     the source is now. ``jobs``, ``memory``: as `import_model`. ``verify_reuse``: hash blobs that
     are there before they count as done.
 
-    Raises: as `read_plan` and `import_model`; UsageError for a store that does not remember what
-    was made.
+    Raises: as `read_plan` and `import_model`; UsageError for a store that keeps no record of
+    finished blobs.
     """
     started = time.monotonic()
     shared = SharedPlan.read(path, source=source, open_source=open_source)

@@ -83,8 +83,8 @@ class Means:
         self.verify = verify
         if self.memory < (least := least_memory(self.jobs)):
             raise UsageError(
-                f"{self.jobs} threads can't work in {memory:,} bytes",
-                hint=f"Give them {least:,}, or use fewer threads.",
+                f"{self.jobs} threads need more memory than {memory:,} bytes",
+                hint=f"Give them at least {least:,} bytes, or use fewer threads.",
             )
 
 

@@ -295,7 +295,7 @@ def diff_models(
 
     With ``error`` also how far the values of changed tensors are.
 
-    Values are compared in float64, in chunks, by ``jobs`` threads (None: one a core), so memory
+    Values are compared in float64, in chunks, by ``jobs`` threads (None: one per core), so memory
     does not grow with the model. A model without tensor blobs (GGUF) is compared by its blobs.
 
     Raises: as `open_model`; UsageError for jobs under 1.

@@ -228,7 +228,7 @@ def inspect_model(name: ModelName, text: str, store: Readable) -> Inspection:
 def _common(maps: Sequence[Mapping[str, str]], notes: list[str]) -> dict[str, str]:
     common, differing = common_metadata(maps)
     if differing:
-        notes.append(f"metadata that differ from file to file are not shown: {_some(differing)}")
+        notes.append(f"metadata that differs between files is not shown: {_some(differing)}")
     return common
 
 

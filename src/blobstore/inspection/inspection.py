@@ -178,7 +178,7 @@ def _packed_weights(
         )
     unexplained = _unexplained(entries, taken.union(*unclear.values()), config)
     if unexplained:
-        unclear["they look packed, or like scales, in no form that is known"] = unexplained
+        unclear["they look packed, or like scales, in an unknown form"] = unexplained
     for reason, names in unclear.items():
         what = f"{quoted(names[0])} is"
         if len(names) > 1:
@@ -332,12 +332,12 @@ class Inspection:
 
     @property
     def nbytes(self) -> int:
-        """The bytes of all tensors, headers not included."""
+        """The bytes of all tensors, without headers."""
         return sum(tensor.nbytes for tensor in self.tensors)
 
     @property
     def bits_per_weight(self) -> float | None:
-        """Stored bits a weight, scales and biases included; None without weights."""
+        """Stored bits per weight, with scales and biases; None without weights."""
         parameters = self.parameters
         return 8 * self.nbytes / parameters if parameters else None
 

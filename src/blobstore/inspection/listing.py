@@ -231,7 +231,7 @@ class BrokenModel:
 def list_models(store: Readable) -> list[ListedModel | BrokenModel]:
     """Return every model of the store, sorted by name; a model that can't be read with its error.
 
-    Packed models are among them, unless a whole one has the name.
+    Packed models are included, unless an unpacked one has the same name.
 
     Missing blobs are found every time. Headers are read only of models that were never listed
     before (store/local/hints.py says why, and what is written).

@@ -139,7 +139,7 @@ def _resolve(path: str | os.PathLike[str]) -> Path:
 def _refuse_blob(file: Path) -> None:
     is_hash = Digest.from_file_name(file.name) is not None or _HASH_NAME.fullmatch(file.name)
     if is_hash and file.parent.name == "blobs":
-        message = f"{file} is named after its contents: with other metadata its name would be wrong"
+        message = f"{file} is named after its contents: other metadata would need another name"
         raise UsageError(message, path=str(file), hint="Copy it, and edit the copy.")
 
 
@@ -185,7 +185,7 @@ def header_text(old: bytes, metadata: Mapping[str, str]) -> tuple[bytes, bytes]:
     """
     for key, value in metadata.items():
         if not all(isinstance(text, str) for text in (key, value)):
-            message = f"metadata map strings to strings, not {quoted(key)} to {quoted(value)}"
+            message = f"metadata maps strings to strings, not {quoted(key)} to {quoted(value)}"
             raise UsageError(message)
     document = json.loads(old)
     names = list(document)
@@ -195,7 +195,7 @@ def header_text(old: bytes, metadata: Mapping[str, str]) -> tuple[bytes, bytes]:
     try:
         head, tail = _encode({**before, METADATA: dict(metadata)})[:-1], _encode(after)[1:]
     except UnicodeEncodeError:
-        message = "metadata are texts in UTF-8, and one holds half of a surrogate pair"
+        message = "metadata must be valid UTF-8, but a string contains half of a surrogate pair"
         raise UsageError(message) from None
     return head, b"," + tail if after else tail
 
@@ -255,9 +255,9 @@ def _edit_in_place(
         _write_sector(fd, path, changed[0], old, new)
         return True
     if asked:
-        reason = "has no room for" if spare < 0 else "would change in several sectors by"
+        reason = "has no room for" if spare < 0 else "would change in several disk sectors with"
         message = f"{path} can't be edited in place: its header {reason} the new metadata"
-        hint = "Leave out in_place=True, and a new file is written."
+        hint = "Leave out in_place=True to write a new file."
         raise UsageError(message, path=str(path), hint=hint)
     return False
 

@@ -287,8 +287,8 @@ def measure_quality(
 
     Nothing is written.
 
-    ``jobs``: threads (None: one a core). Each reads and compares chunks of 2^19 weights in float64.
-    Infinities and NaN of a converted tensor count as no error where they come back.
+    ``jobs``: threads (None: one per core). Each reads and compares chunks of 2^19 weights in
+    float64. Infinities and NaN of a converted tensor count as no error where they come back.
 
     The tensors of a draft model are of another checkpoint, and left out.
 
@@ -344,8 +344,8 @@ def sources_of(model: Model, source: Source) -> Iterator[tuple[Tensor, OutputTen
             stored = f"{tensor.type_name} {list(tensor.shape)}"
             there = f"{made_from.dtype} {list(made_from.shape)}"
             raise UnsupportedSourceError(
-                f"{quoted(tensor.name)} is {stored} in the model, which can't be made of the"
-                f" source's {there}",
+                f"{quoted(tensor.name)} is {stored} in the model, which can't be made from"
+                f" the source's {there}",
                 tensor=tensor.name,
                 model=str(model.name),
             )
@@ -400,7 +400,7 @@ def _check_same(tensor: Tensor, start: int, chunk: Array) -> None:
     stored = np.frombuffer(tensor.raw()[begin : begin + chunk.nbytes], np.uint8)
     if not np.array_equal(stored, chunk.view(np.uint8)):
         raise CorruptDataError(
-            f"{quoted(tensor.name)} is stored unquantized, and its bytes are not the source's",
+            f"{quoted(tensor.name)} is stored unquantized, but its bytes differ from the source's",
             tensor=tensor.name,
             blob=str(tensor.blob),
         )

@@ -259,7 +259,7 @@ class RequestLimits:
         left = self._start + allowed - now
         if left <= 0:
             raise RemoteError(
-                f"{address} is too slow: it was given {allowed:.3g} seconds in all",
+                f"{address} is too slow: not finished after {allowed:.3g} seconds",
                 path=str(address),
                 temporary=True,
             )

@@ -356,7 +356,7 @@ def check_one_mount(folder: Path, place: Path) -> None:
     with os_errors("write", place):
         is_one = not place.exists() or _is_one_mount(folder, place)
     if not is_one:
-        message = f"{place} is on another file system than {folder.parent}: they must be on one"
+        message = f"{place} and {folder.parent} must be on the same file system"
         raise StorageError(message, path=str(place))
 
 

@@ -53,7 +53,7 @@ if TYPE_CHECKING:
 CLOUDS = ("s3", "gs", "az")
 """Schemes of services; their variables are the environment's."""
 _ADDRESS = re.compile(r"(?P<scheme>[a-z0-9]+)://(?P<bucket>[A-Za-z0-9._-]*)(?:/(?P<prefix>.*))?")
-_FORM = "Such an address is s3://BUCKET/PREFIX, gs://BUCKET/PREFIX or az://CONTAINER/PREFIX."
+_FORM = "Write s3://BUCKET/PREFIX, gs://BUCKET/PREFIX or az://CONTAINER/PREFIX."
 _LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
 _TRUE = frozenset({"1", "true", "yes"})
 ATTEMPTS = 5
@@ -115,7 +115,7 @@ def is_bucket(address: str) -> bool:
 
 
 def open_bucket(address: str, options: Mapping[str, str] | None = None) -> Bucket:
-    """Return the bucket at an address; no server is asked yet.
+    """Return the bucket at an address; no request is sent yet.
 
     ``options``: obstore's, such as ``endpoint``, ``region``, ``access_key_id``; ``allow_http``.
 
@@ -259,7 +259,7 @@ _FAILURES = (
     _Failure(UsageError, "{place}: {setting}", (OPEN,), hint="{variables}"),
     _Failure(
         StorageError,
-        "can't {operation} {place}: its kind of store does not",
+        "can't {operation} {place}: its kind of store does not support it",
         ("NotSupportedError", "NotImplementedError"),
     ),
     _Failure(

@@ -112,7 +112,7 @@ class OpenReader(Closing):
             raise self._short(offset, length)
 
     def _short(self, offset: int, length: int) -> ShortReadError:
-        had = f": it had {self.size:,} when it was opened" if self.size != UNKNOWN_SIZE else ""
+        had = f": it had {self.size:,} bytes when opened" if self.size != UNKNOWN_SIZE else ""
         return ShortReadError(
             f"{self.name} ends before byte {offset + length:,}{had}", path=self.name
         )
@@ -472,7 +472,7 @@ class MappedFile:
 
     def _short(self) -> CorruptDataError:
         return CorruptDataError(
-            f"{self._name} was cut since it was opened: it had {self.size:,} bytes", path=self._name
+            f"{self._name} was truncated: it had {self.size:,} bytes when opened", path=self._name
         )
 
 

@@ -129,7 +129,7 @@ def completed(raw: bytes, path: str, served: ChatModel) -> dict[str, Any]:
     else:
         texts = [given.get("prompt")]
         if not isinstance(texts[0], str) or not texts[0]:
-            raise UsageError("prompt is missing, or not one text")
+            raise UsageError("prompt is missing, or not a single string")
     served.sampling.check_characters(sum(map(len, texts)))
     return document
 
@@ -138,15 +138,13 @@ def _check_values(given: Mapping[str, Any]) -> None:
     """Raise UsageError for values that mlx-lm can't take, or ignores."""
     for key in _OTHER_MODELS:
         if key in given:
-            raise UsageError(f"{key} is not possible: one model is served")
+            raise UsageError(f"{key} is not supported: one model is served")
     for key, limits in _NUMBERS.items():
         if key in given:
             checked_number(key, given[key], *limits)
     for key, value in _ONLY_VALUES.items():
         if given.get(key, value) != value:
-            raise UsageError(
-                f"{key} {quoted(given[key])} is not possible: mlx-lm does not support it"
-            )
+            raise UsageError(f"{key} {quoted(given[key])} is not supported by mlx-lm")
     for kind, wanted, keys in _KINDS:
         for key in keys:
             if key in given and not isinstance(given[key], kind):
@@ -156,7 +154,7 @@ def _check_values(given: Mapping[str, Any]) -> None:
 def check_model(name: Any, served: ChatModel) -> None:
     """Raise ModelNotFoundError for the name of another model than the one that is served."""
     if not isinstance(name, str):
-        raise UsageError("model is not a text")
+        raise UsageError("model is not a string")
     with suppress(InvalidNameError):
         is_ours = ModelName.parse(name).folded == ModelName.parse(served.name).folded
         if is_ours or name == _OWN_MODEL:
@@ -204,7 +202,7 @@ def _text(content: Any) -> str:
         is_text = isinstance(part, dict) and part.get("type") == "text"
         if not (is_text and isinstance(part.get("text"), str)):
             raise UsageError(
-                "the content of a message is not text: images and files are not served"
+                "the content of a message is not text: images and files are not supported"
             )
     return "".join(part["text"] for part in parts)
 

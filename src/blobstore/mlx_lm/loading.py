@@ -37,7 +37,7 @@ _NOT_FOR_TOKENIZERS = (".safetensors", ".py")
 
 
 def load(name: str | ModelName, *, store: Readable) -> tuple[Any, Any]:
-    """Return ``(model, tokenizer)`` of a stored model, for ``mlx_lm.generate`` and its kin.
+    """Return ``(model, tokenizer)`` of a stored model, for ``mlx_lm.generate`` and the like.
 
     The architecture is the one of the stored config.json, the tokenizer the one of the stored
     files; no code from the model is run. A text ends at the tokens that generation_config.json

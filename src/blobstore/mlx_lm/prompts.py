@@ -70,7 +70,7 @@ def texts_of(model: Model) -> ModelTexts:
     try:
         return ModelTexts(
             template=_text(model, TEMPLATE_MEDIA_TYPE, "the template"),
-            system=_text(model, SYSTEM_MEDIA_TYPE, "the system text"),
+            system=_text(model, SYSTEM_MEDIA_TYPE, "the system prompt"),
             messages=_messages(model.layer(MESSAGES_MEDIA_TYPE)),
             parameters=_parameters(model.layer(PARAMS_MEDIA_TYPE)),
             generation=generation_config(model),
@@ -166,7 +166,7 @@ class Prompts:
         """Raise UnsupportedSourceError if the only template is Ollama's."""
         if self._has_only_ollamas and not self.is_raw:
             raise UnsupportedSourceError(
-                f"model {self.name}: its only chat template is Ollama's, which is not run",
+                f"model {self.name}: its only chat template is Ollama's, which is not supported",
                 model=self.name,
                 hint="Use --raw to continue the text without a template, or import the model from"
                 " a checkpoint with a chat_template.jinja.",
@@ -241,7 +241,7 @@ class Prompts:
                 **document.get("chat_template_kwargs", {}),
             )
         except Exception as error:  # as above
-            raise UsageError(f"these messages do not make a prompt: {reason_of(error)}") from error
+            raise UsageError(f"can't make a prompt of the messages: {reason_of(error)}") from error
         return list(tokens)
 
 

@@ -141,7 +141,7 @@ def read_field(name: str, value: Any, key: str | None = None) -> Any:
     if name == "stop":
         texts = [value] if isinstance(value, str) else value
         if not isinstance(texts, list | tuple) or not all(isinstance(text, str) for text in texts):
-            raise UsageError(f"{key} is {quoted(value)}, expected a text or a list of texts")
+            raise UsageError(f"{key} is {quoted(value)}, expected a string or a list of strings")
         return tuple(text for text in texts if text)
     number = checked_number(key, value, *NUMBERS[name])
     if name == "temperature" and number < _COLDEST:

@@ -182,7 +182,7 @@ class Tensor(StoredTensor):
         values = values_of(stored)
         wanted = values.dtype if dtype is None else np.dtype(dtype)
         if copy is False and (values is not stored or wanted != values.dtype):
-            raise UsageError(f"{self.name!r} can't be given without a copy", tensor=self.name)
+            raise UsageError(f"{self.name!r} can't be returned without a copy", tensor=self.name)
         return values.astype(wanted, copy=bool(copy) and values is stored)
 
     def dequantize(self, dtype: str | DType = DType.F32) -> Array:

@@ -82,7 +82,7 @@ class Parameter:
 
 @dataclass(frozen=True, slots=True)
 class NetworkPlan:
-    """mlx-lm's network for a stored model, its weights not made, and the source of each parameter.
+    """mlx-lm's network for a stored model, without weights, and the source of each parameter.
 
     ``offered``: the tensors as ``sanitize`` sees them. ``tensors``: the stored ones by name.
     ``make_network`` returns another such network: a ``sanitize`` may change the one that it is of,

@@ -272,7 +272,7 @@ def _tokenizer_obstacles(model: ModelFacts, family: Family) -> Iterator[str]:
         yield f"its runner reads tokenizers of type BPE, and this one is {tokenizer.kind}"
     if tokenizer.strange_split is not None and not tokenizer.replaces_spaces:
         yield (
-            "its runner's regular expressions (RE2) do not have that of the tokenizer:"
+            "its runner's regular expressions (RE2) do not support the tokenizer's:"
             f" {quoted(tokenizer.strange_split)}"
         )
     if family.token is not None and family.token not in tokenizer.tokens:

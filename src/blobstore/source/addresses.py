@@ -94,7 +94,7 @@ def open_folder(
     default; ``ca_file`` names certificates (PEM) to trust besides the system's. ``bucket_options``:
     as for `open_bucket`.
 
-    No server is asked yet. Raises: UsageError (an empty or invalid address, an unknown kind of
+    No request is sent yet. Raises: UsageError (an empty or invalid address, an unknown kind of
     address, an invalid token); NotFoundError (no such path); StorageError.
     """
     if not isinstance(address, str | os.PathLike):

@@ -124,7 +124,7 @@ def source_weights(
     weights = []
     for name, producer in rows.items():
         if unknown is not None and producer not in (MLX, OWN):
-            reason = f"config.json has {quoted(unknown)}, which is not understood"
+            reason = f"config.json has {quoted(unknown)}, which is not supported"
             raise _refused(tensors[name], producer.name, reason)
         weights.append(_READERS[producer](Found(producer, name, tensors, lambda: config)))
         base = name.removesuffix(producer.weight)
@@ -251,8 +251,8 @@ def _mlx(match: _Found) -> SourceWeight:
     except UsageError as error:
         raise _refusal(
             match,
-            f"{module.bits} bits in groups of {module.group_size} ({module.mode}) have no type"
-            " here",
+            f"{module.bits} bits in groups of {module.group_size} ({module.mode}) are not"
+            " supported",
             error.hint,
         ) from None
     return _codes(match, quantization)

@@ -169,9 +169,7 @@ def _choose(folder: Folder, names: list[str]) -> WeightSet:
         raise UnsupportedSourceError(
             f"{folder.name} has several sets of weights: {', '.join(found.name for found in sets)}",
             path=folder.name,
-            hint=f"Import one of them: {' or '.join(files)}"
-            if files
-            else "Move away those that are not meant.",
+            hint=f"Import one of them: {' or '.join(files)}" if files else "Move the others away.",
         )
     return sets[0]
 

@@ -119,7 +119,7 @@ def _pairs(match: _Found, kind: str, size: int) -> _Shaped:
 def _gpt_oss(match: _Found) -> _Unpacked:
     shape = match.tensor.shape
     if len(shape) < 2 or match.scale.shape != shape[:-1] or shape[-1] != _TILE:  # noqa: PLR2004
-        raise UnclearPackingError("unknown layout: gpt-oss has other shapes of blocks and scales")
+        raise UnclearPackingError("unknown layout: not the shapes of gpt-oss's blocks and scales")
     *lead, groups, _ = shape
     return (*lead, groups * 32), Packing("mxfp4", 4, 32)
 
@@ -175,9 +175,7 @@ def _packed_words(match: _Found) -> _Unpacked:
         if -(-cols * bits // _WORD_BITS) == words:
             fitting.add((bits, size if in_groups else None, cols))
     if len(fitting) != 1:
-        raise UnclearPackingError(
-            "nothing says of how many bits the codes of compressed-tensors are"
-        )
+        raise UnclearPackingError("nothing says how many bits the codes of compressed-tensors have")
     bits, size, cols = fitting.pop()
     return (*lead, rows, cols), Packing(f"int{bits}", bits, size)
 
@@ -234,7 +232,7 @@ def _qweight(match: _Found) -> _Unpacked:
         or shape[:-2] != scales[:-2]
         or not math.prod(scales)
     ):
-        raise UnclearPackingError("unknown layout: AWQ and GPTQ have other scales with qweight")
+        raise UnclearPackingError("unknown layout: not the scales of AWQ or GPTQ")
     *lead, rows, cols = shape
     groups, out = scales[-2:]
     bits, inputs, form = _awq_or_gptq(match, rows, cols, out)
@@ -257,7 +255,7 @@ def _awq_or_gptq(match: _Found, rows: int, cols: int, out: int) -> tuple[int, in
         possible = {bits for bits in possible if rows * _WORD_BITS == order.shape[-1] * bits}
     if cols == out and len(possible) == 1 and not rows * _WORD_BITS % (bits := possible.pop()):
         return bits, rows * _WORD_BITS // bits, "GPTQ"
-    raise UnclearPackingError("unknown layout: AWQ and GPTQ have other shapes of qweight")
+    raise UnclearPackingError("unknown layout: not the shapes of AWQ or GPTQ")
 
 
 def _bitsandbytes(match: _Found) -> _Unpacked:
@@ -283,13 +281,13 @@ def _exl2(match: _Found) -> _Unpacked:
     """
     shape, inputs = match.tensor.shape, math.prod(match.tensors[f"{match.base}.q_invperm"].shape)
     if len(shape) != 2 or not inputs:  # noqa: PLR2004
-        raise UnclearPackingError("unknown layout: EXL2 has other codes")
+        raise UnclearPackingError("unknown layout: not the codes of EXL2")
     return (shape[1], inputs), Packing("exl2", round(shape[0] * _WORD_BITS / inputs, 2))
 
 
 def _exl3(match: _Found) -> _Unpacked:
     if len(match.tensor.shape) != 3:  # noqa: PLR2004
-        raise UnclearPackingError("unknown layout: EXL3 has another trellis")
+        raise UnclearPackingError("unknown layout: not the trellis of EXL3")
     inputs, outputs, width = match.tensor.shape
     bits = width // _TILE if width % _TILE == 0 else width / _TILE
     return (outputs * _TILE, inputs * _TILE), Packing("exl3", bits)

@@ -276,10 +276,8 @@ _NO_INT8 = "weights of 8-bit integers with scales are not imported"
 _NO_COMPRESSED_SCALE = "packed weights need X.weight_scale (F8_E4M3) and X.weight_global_scale"
 _NO_MODELOPT_SCALE = "packed weights need X.weight_scale (F8_E4M3) and X.weight_scale_2"
 _STACKED = "packed experts that are stacked, with {companion}, are not imported"
-_NO_FP8_SCALE = "an FP8 weight without a scale for each block of it (X.weight_scale_inv)"
-_FP8_SCALE = (
-    "its scale {companion} is of another dtype or shape than those of FP8 blocks (BF16, F16 or F32)"
-)
+_NO_FP8_SCALE = "an FP8 weight without a scale for each of its blocks (X.weight_scale_inv)"
+_FP8_SCALE = "its scale {companion} lacks the dtype or shape of FP8 block scales (BF16, F16 or F32)"
 REFUSED_FORMATS = (
     RefusedFormat("", FP8 - _E4M3, "only F8_E4M3 weights are decoded"),
     RefusedFormat("", _E4M3, _FP8_SCALE, "_scale_inv"),
@@ -298,7 +296,7 @@ REFUSED_FORMATS = (
     RefusedFormat(".weight", _I8, _NO_INT8, ".weight_scale"),
     RefusedFormat(".weight", _I8, _NO_INT8, ".SCB"),
     RefusedFormat(".weight", _U32, "{companion} do not fit weights that MLX packed", ".scales"),
-    RefusedFormat(".weight", _U32, "its scales are missing, but not {companion}", ".biases"),
+    RefusedFormat(".weight", _U32, "its scales are missing, but it has {companion}", ".biases"),
     RefusedFormat("_blocks", _U8, "{companion} do not fit blocks of gpt-oss", "_scales"),
 )
 """Formats that are refused by name, the most specific first, for tensors that match no row."""

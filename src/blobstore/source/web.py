@@ -184,8 +184,8 @@ class WebFolder(Folder):
         if validator is None or file.size == UNKNOWN_SIZE:
             file.close()
             raise UnsupportedSourceError(
-                f"{file.name}: its server does not send its size, or an ETag or Last-Modified, or"
-                " parts of it, so it can't be read as a source",
+                f"{file.name}: its server does not send its size, or an ETag or"
+                " Last-Modified, or ranges of bytes, so it can't be read as a source",
                 path=file.name,
                 hint="Download the file first.",
             )
@@ -292,7 +292,7 @@ class HubTarget:
             raise UsageError(
                 f"not a repository's name: {quoted(self.repository)} (rule R2)",
                 rule="R2",
-                hint="It is ORGANISATION/NAME, such as bigscience/bloom.",
+                hint="Write ORGANISATION/NAME, such as bigscience/bloom.",
             )
         own = self.revision
         if _REVISION.fullmatch(own) is None:

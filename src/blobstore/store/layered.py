@@ -219,7 +219,7 @@ class LayeredStore(Home):
             yield all(held)
 
     def prefetch(self, descriptors: Iterable[Descriptor]) -> None:
-        """Bring blobs into the cache of the first home that has them."""
+        """Fetch blobs into the cache of the first home that has them."""
         homes = (self.upper, *self.lower)
         left = unique(descriptors)
         for home in homes if any(home.has_cache for home in homes) else ():
@@ -256,7 +256,7 @@ class LayeredStore(Home):
     def _own(self, name: str | ModelName) -> ModelName:
         stored = self.find(name)
         if (home := self.manifests.home_of(stored)) is not self.upper:
-            message = f"{stored} is in {home.address}, a lower store, which is only read"
+            message = f"{stored} is in {home.address}, a lower store, which is read-only"
             raise UsageError(message, model=str(stored), hint="Change it there.")
         return stored
 

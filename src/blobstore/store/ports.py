@@ -241,7 +241,7 @@ class Readable:
         return nullcontext(False)  # noqa: FBT003  # what the block gets
 
     def prefetch(self, descriptors: Iterable[Descriptor]) -> None:
-        """Bring blobs into the home's cache, in their order; without one, do nothing.
+        """Fetch blobs into the home's cache, in the given order; without a cache, do nothing.
 
         Raises: NotFoundError, CorruptDataError for a blob; LimitExceededError for a cache that is
         too small; StorageError.
@@ -368,7 +368,7 @@ class Care:
     """How many blobs are read at once by default, each by one request; None: several by a core."""
     grace = (
         "a grace time under 1 h may take blobs that wait for a commit",
-        "If no worker is between its work and a commit, say so: `sole_owner=True`.",
+        "If no worker's blobs wait for a commit, confirm it: `sole_owner=True`.",
     )
     """Why a short grace time is refused, and the hint."""
     refusal_hint = "Is the address right? To give up all models, prune with `forget=True`."
@@ -495,7 +495,7 @@ class Care:
         """Restore the trash; return the blobs that are back and those that are not, with sizes.
 
         And the models that lack only their manifest. Raises: NotFoundError if the trash is empty;
-        UsageError for a home without one; BusyError; StorageError.
+        UsageError for a home without a trash; BusyError; StorageError.
         """
         raise UsageError(f"{self.home.address} has no trash")
 

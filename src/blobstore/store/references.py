@@ -175,7 +175,7 @@ class References:
             return StorageError(message, path=str(path), hint=hint)
         for name, error in self.broken.items():
             message = f"the manifest of {name} can't be read"
-            hint = f"{error.message}. Make the model again, or remove it: blobstore rm {name}"
+            hint = f"{error.message}. Import the model again, or remove it: blobstore rm {name}"
             return type(error)(message, model=str(name), path=error.path, hint=hint)
         for path, error in self.unread.items():
             message = f"{path}, a manifest of a newer Ollama, can't be read"

@@ -156,7 +156,7 @@ class Session(Intake, Protocol):
 
     def open(self, blob: Any) -> OpenReader:
         """Return a reader of a blob that this session made or recalled."""
-        raise NotFoundError(f"blob {blob} is not of this session")
+        raise NotFoundError(f"blob {blob} does not belong to this session")
 
     def writer(
         self, size: int, finished: Callable[[Any], None], stage: HashStage | None = None
@@ -285,7 +285,7 @@ def check_reader_size(descriptor: Descriptor, reader: OpenReader) -> None:
     """Raise CorruptDataError unless a reader of another home's blob has the descriptor's size."""
     if reader.size != descriptor.size:
         message = (
-            f"{reader.name} has {reader.size:,} bytes, and {descriptor.digest} {descriptor.size:,}"
+            f"{reader.name} has {reader.size:,} bytes, {descriptor.digest} has {descriptor.size:,}"
         )
         raise CorruptDataError(message, blob=str(descriptor.digest), path=reader.name)
 

@@ -57,7 +57,7 @@ class Amount:
 class Transferred:
     """A model that was copied from one store to another.
 
-    ``blobs`` and ``nbytes``: how many blobs, and bytes, by the way in which they got there.
+    ``blobs`` and ``nbytes``: the numbers of blobs and bytes, by how they reached the target.
     """
 
     KEYS = ("source", "name", "digest", "there", "moved", "signatures", "replaced")
@@ -74,7 +74,7 @@ class Transferred:
 
     @property
     def there(self) -> Amount:
-        """Blobs that the target had."""
+        """Blobs that the target already had."""
         return self._amount(How.THERE)
 
     @property
@@ -121,7 +121,7 @@ def transfer(
     ``names``: one or several names in the source, which the models keep in the target; a mapping
     gives them others. A model of that name is replaced. ``check`` is called with each manifest and
     its name for messages, and refuses it by raising, before a blob is read. ``jobs``: threads
-    (None: one a core). ``progress`` is called with the bytes of each blob that was copied. A blob
+    (None: one per core). ``progress`` is called with the bytes of each blob that was copied. A blob
     that the target has with the right name and size is not read. ``policy``: models that it does
     not accept under their names in the source are refused. Without one, signatures that can't be
     read are left out, with a warning.
@@ -139,7 +139,7 @@ def transfer(
     planned = [(source.find(old), target.target(new)) for old, new in pairs]
     if len({new.folded for _, new in planned}) < len(planned):
         raise UsageError(
-            f"two models would get one name: {', '.join(str(new) for _, new in planned)}"
+            f"two models would get the same name: {', '.join(str(new) for _, new in planned)}"
         )
     workers = threads(jobs)
 

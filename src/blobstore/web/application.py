@@ -241,7 +241,7 @@ async def _refuse(_request: Request, error: Exception) -> Response:
     if not isinstance(error, HTTPException):
         return problem(FAILED, "an internal error; see the server's log")
     status = error.status_code
-    says = "not found" if status == NOT_FOUND else "impossible request"
+    says = "not found" if status == NOT_FOUND else "invalid request"
     answer = problem(status, says)
     answer.headers.update(error.headers or {})
     return answer
@@ -323,7 +323,7 @@ def _listen(host: str, port: int) -> socket.socket:
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )[0]
     except (OSError, UnicodeError) as error:
-        raise UsageError(f"can't listen at {host!r}: not an address or a known name") from error
+        raise UsageError(f"can't listen on {host!r}: not an address or a known name") from error
     try:
         bound = socket.create_server(
             address, family=family, backlog=_BACKLOG, dualstack_ipv6=host == "::"
@@ -346,14 +346,14 @@ def _refusal(error: OSError, host: str, port: int) -> BlobStoreError:
         )
     if error.errno == errno.EADDRNOTAVAIL:
         return UsageError(
-            f"can't listen at {host}: not an address of this machine",
+            f"can't listen on {host}: not an address of this machine",
             hint="Use 127.0.0.1, or an address of a network card.",
         )
     if error.errno in (errno.EACCES, errno.EPERM):
         return AccessError(
-            f"{place} may not be used",
+            f"{place} may not be used by this user",
             hint=f"Ports below {_FIRST_FREE_PORT} are for root.",
             errno=error.errno,
         )
     reason = (error.strerror or str(error)).lower()
-    return StorageError(f"can't listen at {place}: {reason}", errno=error.errno)
+    return StorageError(f"can't listen on {place}: {reason}", errno=error.errno)

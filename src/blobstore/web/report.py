@@ -341,7 +341,7 @@ def check_place(path: str, *, force: bool) -> None:
     StorageError if something other than a file is there; MissingFileError without its folder.
     """
     if path == "-":
-        raise UsageError("a page is not written to standard output", hint="Name a file.")
+        raise UsageError("a page can't be written to standard output", hint="Name a file.")
     if not Path(path).name or path.endswith("/"):
         raise UsageError(
             f"{path!r} is not the path of a file",

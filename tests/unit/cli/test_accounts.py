@@ -78,7 +78,7 @@ def tokens() -> Iterator[TokenServer]:
 def test_log_in_and_out(blobstore: Blobstore, registry: GuardedApi, config: Path) -> None:
     host = registry.host
     done = blobstore("login", host, "-u", USER, "--password-stdin", stdin=f"{PASSWORD}\n")
-    assert done == (0, f"Logged in to {host}; the login is kept in {config}\n", "")
+    assert done == (0, f"Logged in to {host}; the login is stored in {config}\n", "")
     assert stat.S_IMODE(config.stat().st_mode) == 0o600
     assert credentials().find(host) == Login(USER, Secret(PASSWORD))
     assert blobstore("logout", host) == (0, f"Logged out of {host}\n", "")
@@ -119,7 +119,7 @@ def test_behind_a_token_server(
     ("words", "stdin", "reason"),
     [
         (["h", "--password-stdin"], PASSWORD, "--password-stdin needs --username USER"),
-        (["h", "-u", USER], "", "the password can't be asked for"),
+        (["h", "-u", USER], "", "can't ask for the password"),
         (["h", "-u", USER, "--password-stdin"], f"{PASSWORD}\n\n", "line break"),
         (["h", "-u", USER, "--password-stdin"], "x" * 20_000, "longer than 16,384 bytes"),
         (["h", "-u", "a:b", "--password-stdin"], PASSWORD, "colon"),
@@ -143,7 +143,7 @@ def test_a_password_is_asked_for_without_echo(registry: GuardedApi, config: Path
         line, stdin=theirs, stdout=theirs, stderr=theirs, start_new_session=True
     ) as process:
         os.close(theirs)
-        for prompt, answer in ((b"User: ", USER), (b"Password: ", PASSWORD), (b"kept in", "")):
+        for prompt, answer in ((b"User: ", USER), (b"Password: ", PASSWORD), (b"stored in", "")):
             while prompt not in shown:
                 shown += os.read(ours, 4096)
             os.write(ours, f"{answer}\n".encode())

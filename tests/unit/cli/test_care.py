@@ -32,7 +32,7 @@ def test_damage_is_named_with_exit_code_3_and_repaired_from_the_source(
     cli.text("verify", "--quick")
     kept = kept_verify(cli.store)
     assert (kept.quick, kept.damaged) == (False, 1)  # a quick one has not read what is damaged
-    assert "1 made again" in cli.text("repair", "m", "--from", source)
+    assert "1 rebuilt" in cli.text("repair", "m", "--from", source)
     cli.text("verify")
 
 
@@ -59,7 +59,7 @@ def test_models_without_manifests_are_forgotten_only_if_asked(cli: Cli, source: 
     manifest_path(cli.store, "m").unlink()
     error = cli.refused("prune", *ALL, code=1)
     assert "1 of the 1 models that were stored here have no manifest: m:latest\nHint: " in error
-    copies = "the copies of the manifest of 1 model (m:latest) to the trash, too"
+    copies = "the copies of the manifests of 1 model (m:latest) to the trash as well"
     assert f"Would move {copies}" in cli.text("prune", *ALL, "--forget", "--dry-run")
     assert cli.json("prune", *ALL, "--forget")["forgotten"] == ["m:latest"]
     assert "Still without a manifest: 1 model (m:latest)" in cli.text("prune", "--undo")

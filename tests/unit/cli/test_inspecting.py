@@ -72,7 +72,7 @@ def test_a_report_is_written_once(imported: Cli, source: Path, tmp_path: Path) -
     [
         ("m", 2, "nothing to write"),
         ("m --against gone:x -o a", 1, "gone:x"),
-        ("m -o -", 2, "not written to standard output"),
+        ("m -o -", 2, "written to standard output"),
         # A page without a place is refused before its model is read.
         ("missing -o tiny --force", 1, "tiny is not a regular file"),
     ],

@@ -51,7 +51,7 @@ def test_an_unknown_implementation_is_wrong_use(
 def test_incomplete_commands_name_the_help(cli: Cli, words: str, says: str, command: str) -> None:
     error, hint, _ = cli.refused(*words.split()).split("\n")
     assert says in error
-    assert hint == f"Hint: {command} --help shows what is possible."
+    assert hint == f"Hint: {command} --help shows the usage."
 
 
 # The end of a process

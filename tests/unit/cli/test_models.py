@@ -121,5 +121,5 @@ def test_models_of_a_newer_ollama_are_noted(qwen: Cli, source: Path) -> None:
     rmtree(qwen.store.root / "manifests-v2")
     (qwen.store.root / "manifests-v2").symlink_to("nothing")
     assert "Qwen:Int4" in qwen.text("list")
-    assert qwen.err.startswith("Note: the models of newer Ollamas are unknown: ")
+    assert qwen.err.startswith("Note: the models of newer Ollama versions can't be listed: ")
     qwen.refused("prune", code=1)

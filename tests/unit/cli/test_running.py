@@ -95,7 +95,7 @@ def test_the_prompt_is_standard_input(runner: Runner) -> None:
 
 def test_raw_leaves_the_template_out(runner: Runner) -> None:
     runner.is_model(system="S")
-    assert "--raw continues the text: the system text" in runner("hi", "--raw")[2]
+    assert "--raw continues the text: the system prompt" in runner("hi", "--raw")[2]
     assert runner.parrot.seen == ["^hi"]
 
 

@@ -52,7 +52,7 @@ def test_a_missing_extra_is_named(cli: Cli, store: Store, monkeypatch: pytest.Mo
     ("words", "message"),
     [
         (["--allowed-host", "a.example:80"], "'a.example:80' is not a host name"),
-        (["--allow-origin", "https://a.example"], "--allow-origin is for a model"),
+        (["--allow-origin", "https://a.example"], "--allow-origin needs a model"),
         (["--lm", "m", "--allow-origin", "https://a.example/b"], "is not an origin"),
     ],
 )

@@ -67,7 +67,7 @@ def test_what_is_missing(keys: tuple[str, str], cli: Cli, store: Store, tmp_path
         (("sign", "m", "--key", "PUB"), "is not a private key"),
         (("verify", "m", "--key", "KEY"), "is not a public key"),
         (("verify", "m", "--key", "PUB", "--policy", "PUB"), "either --key or --policy"),
-        (("verify", "m", "--key", "PUB", "--quick"), "without --quick"),
+        (("verify", "m", "--key", "PUB", "--quick"), "--quick, --sample and --jobs"),
     ],
 )
 def test_wrong_use(

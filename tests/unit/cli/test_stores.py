@@ -117,7 +117,7 @@ def test_commands_on_a_bucket(bucket: Cli, address: str, source: Path, tmp_path:
     assert "all sound" in bucket.text("verify")
     assert "Copied m:latest to n:latest" in bucket.text("cp", "m", "n")
     assert "Moved n:latest to o:latest" in bucket.text("mv", "n", "o")
-    assert "0 B needed by no model" in bucket.text("du")
+    assert "0 B not needed by any model" in bucket.text("du")
     folder = tmp_path / "folder"
     assert "9 copied" in bucket.text("cp", "m", "--to", folder)
     assert "9 there" in bucket.text("cp", "m", "p", "--store", folder, "--to", address)
@@ -141,7 +141,7 @@ def test_weights_of_a_bucket_come_through_a_cache(
     assert len(list((tmp_path / "cache" / "blobs").iterdir())) == 55
     words = ("export", "tiny", tmp_path / "other")
     small = ("--cache", tmp_path / "small", "--cache-size", "1MB")
-    assert "Hint: Give it more: --cache-size." in bucket.refused(*words, *small, code=1)
+    assert "Hint: Allow more: --cache-size." in bucket.refused(*words, *small, code=1)
     assert "is not a cache" in bucket.refused(*words, "--cache", PYCODE)
     lower = ("--store", tmp_path / "upper", "--lower", address)
     assert "7 files" in bucket.text("export", "tiny", tmp_path / "third", *lower)
@@ -156,7 +156,7 @@ def test_refusals_of_a_bucket(bucket: Cli, address: str) -> None:
         error = bucket.refused(*words.split())
         assert f"is for a store in a folder, and {address} is a bucket" in error
     error = bucket.refused("prune", "--grace", "5m")
-    assert "Hint: If no worker is between its work and a commit, say so: --sole-owner." in error
+    assert "Hint: If no worker's blobs wait for a commit, confirm it: --sole-owner." in error
     assert "not a bucket" in bucket.refused("list", "--store", "https://example.com/models")
 
 

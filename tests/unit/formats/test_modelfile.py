@@ -84,7 +84,7 @@ def test_what_ollama_leaves_out_is_said() -> None:
     modelfile = Modelfile.parse(b"FROM x\nPARAMETER mirostat 1\nSYSTEM a\0b\x07", "M")
     (no_effect, characters) = modelfile.notes
     assert no_effect.startswith("M: line 2: mirostat")
-    assert characters.startswith("M: 2 characters")
+    assert characters.startswith("M: 2 non-printing characters")
     assert (modelfile.system, modelfile.parameters) == ("ab", {})
 
 

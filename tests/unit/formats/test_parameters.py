@@ -71,7 +71,7 @@ def test_options_that_say_nothing_are_refused() -> None:
     with pytest.raises(UsageError, match="'temperature 1'"):
         parse_parameters(["temperature 1"])
     for key in DEPRECATED:
-        with pytest.raises(UsageError, match=f"{key} has no effect"):
+        with pytest.raises(UsageError, match=f"{key} no longer has an effect"):
             parse_parameters([f"{key}=1"])
     for key in ("num_ctx", "temperature"):
         with pytest.raises(UsageError) as caught:

@@ -244,7 +244,7 @@ def test_only_changes_of_one_sector_are_made_in_place(
     new = value[:at] + "nn" + value[at + 2 :]
     inode = path.stat().st_ino
     if not is_in_place:
-        with pytest.raises(UsageError, match="several sectors"):
+        with pytest.raises(UsageError, match="several disk sectors"):
             blobstore.edit_metadata(path, {"k": new}, in_place=True)
         assert blobstore.read_metadata(path) == {"k": value}
     edit = blobstore.edit_metadata(path, {"k": new})

@@ -63,7 +63,7 @@ def test_a_folder_on_another_mount_of_the_same_device_is_noticed(
         raise OSError(errno.EXDEV, os.strerror(errno.EXDEV), str(source), None, str(target))
 
     monkeypatch.setattr(os, "rename", rename)
-    with pytest.raises(StorageError, match="another file system"):
+    with pytest.raises(StorageError, match="same file system"):
         durable.check_one_mount(tmp_path, tmp_path)
 
 

@@ -51,7 +51,7 @@ def test_messages_of_openai() -> None:
     template = "{{ messages[0].tool_calls[0].function.arguments.a }}{{ tools }}{{ flag }}"
     document = {"messages": [said], "tools": [], "chat_template_kwargs": {"flag": "x"}}
     assert Letters.decode(prompts(template).chat_tokens(document)) == "1Nonex"
-    with pytest.raises(UsageError, match=r"do not make a prompt: .*narrator"):
+    with pytest.raises(UsageError, match=r"can't make a prompt of the messages: .*narrator"):
         prompts(CHAT_TEMPLATE).chat_tokens({"messages": [{"role": "narrator", "content": "x"}]})
     whole = Letters.decode(prompts().chat_tokens({"messages": [USER]}))
     assert whole.endswith("USER: hi\nASSISTANT:")  # as mlx_lm.server has it without a template

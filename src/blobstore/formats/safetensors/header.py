@@ -251,7 +251,7 @@ def _parse_json(text: bytes) -> dict[str, Any]:
         raise invalid("F5", f"the header begins with {text[:1]!r}, not with '{{'")
     body = text.rstrip(b" ")
     if body and not body.endswith(b"}") and body.rstrip(b" \t\r\n\v\f\0").endswith(b"}"):
-        raise invalid("F6", "the header is padded with other bytes than spaces")
+        raise invalid("F6", "the header is padded with bytes other than spaces")
     try:
         document = strictjson.parse(body)
     except StrictJsonError as error:
@@ -346,7 +346,7 @@ def _header_text(reader: OpenReader, budget: Budget | None, first_nbytes: int) -
     (length,) = PREFIX.unpack_from(head)
     if length > MAX_HEADER:
         is_pointer = head.startswith(_GIT_LFS)
-        what = "a git-lfs pointer, not its file" if is_pointer else "not a safetensors file"
+        what = "a git-lfs pointer, not the file itself" if is_pointer else "not a safetensors file"
         raise invalid(
             "F2", f"{what}: its header would have {length:,} bytes, at most {MAX_HEADER:,}"
         )

@@ -64,13 +64,13 @@ _NOT_FOUND = 404
 _SPENT = re.compile(r"; *r=0 *; *t=([0-9]{1,9})", re.ASCII)
 _NEXT = re.compile(r'<([^<>]{1,4096})>;[^,<]*rel="?next"?', re.ASCII | re.IGNORECASE)
 _HINTS = {
-    401: "Give a token, if it is private (for the Hugging Face Hub: HF_TOKEN); the Hub answers so"
-    " for what does not exist, too.",
-    403: "The token, if there is one, does not allow it; access to a gated repository has to be"
-    " asked for on its page first.",
-    404: "Check the address; of a repository also its revision.",
-    416: "The file is shorter than it was said to be.",
-    429: "Too many requests were made; with a token servers often allow more.",
+    401: "If it is private, give a token (for the Hugging Face Hub: HF_TOKEN). The Hub gives"
+    " the same answer for what does not exist.",
+    403: "The token, if any, does not grant access. For a gated repository, first request"
+    " access on its page.",
+    404: "Check the address and, for a repository, its revision.",
+    416: "The file is shorter than the server said.",
+    429: "Too many requests; servers often allow more with a token.",
 }
 
 
@@ -156,7 +156,7 @@ class Reply:
         """
         values = self.values(name)
         if len(values) > 1:
-            raise self.refuse(f"answers with {len(values)} fields {name}")
+            raise self.refuse(f"answers with {len(values)} {name} fields")
         return values[0] if values else None
 
     def values(self, name: str) -> list[str]:
@@ -412,7 +412,7 @@ class HttpClient(Closing):
         asked_s = failure.retry_after_s if isinstance(failure, RemoteError) else 0.0
         wait = max(asked_s, policy.backoff_s * 2**attempt * random.uniform(0.5, 1))  # noqa: S311
         if asked_s > policy.longest_wait_s:
-            failure.hint = f"It asks to wait for {asked_s:,.0f} seconds."
+            failure.hint = f"The server asks to wait for {asked_s:,.0f} seconds."
             raise failure
         if attempt + 1 >= policy.attempts or wait > limits.seconds_left(failure.path):
             raise failure

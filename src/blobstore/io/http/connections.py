@@ -80,7 +80,7 @@ class _Received(io.RawIOBase):
             return self.socket.recv_into(view)
         address, limits = self.request
         if limits.left <= 0:
-            what = f"sends more than was asked for ({limits.taken:,} bytes with heads)"
+            what = f"sends more than was asked for ({limits.taken:,} bytes, headers included)"
             raise address.refuse(what, "R1")
         try:
             count = self.socket.recv_into(view[: limits.left])
@@ -335,7 +335,7 @@ def remote_errors(
         ) from error
     except HTTPException as error:
         limits.seconds_left(address)
-        failure = address.refuse(f"answers in broken HTTP: {str(error)[:200]}", "R1")
+        failure = address.refuse(f"answers with invalid HTTP: {str(error)[:200]}", "R1")
         failure.temporary = connection is not None and connection.received.has_ended
         raise failure from error
     except (OSError, UnicodeError) as error:
@@ -348,19 +348,19 @@ def _unreachable(address: WebAddress, error: OSError | UnicodeError) -> RemoteEr
         return RemoteError(
             f"{address}: its certificate is not trusted: {error.verify_message}",
             path=str(address),
-            hint="Check the address; a private authority's certificates can be named.",
+            hint="Check the address. For a private authority, name its certificates: ca_file=FILE.",
         )
     if isinstance(error, ssl.SSLError) and not isinstance(
         error, ssl.SSLEOFError | ssl.SSLZeroReturnError
     ):
         return RemoteError(
-            f"{address}: TLS is not possible: {error.reason or error}", path=str(address)
+            f"{address}: the TLS handshake failed: {error.reason or error}", path=str(address)
         )
     if isinstance(error, socket.gaierror) and error.errno != socket.EAI_AGAIN:
         return RemoteError(
             f"{address}: its host is unknown",
             path=str(address),
-            hint="Check the name of the host. Proxies are not used.",
+            hint="Check the host name. Proxies are not used.",
         )
     why = (isinstance(error, OSError) and error.strerror) or str(error)
     return RemoteError(

@@ -114,7 +114,7 @@ def changed(name: str) -> CorruptDataError:
         f"{name} changed while it was read",
         path=name,
         rule="R1",
-        hint="Read it again from its beginning.",
+        hint="Read it again from the start.",
     )
 
 

@@ -320,7 +320,7 @@ class _TarScan:
         while nbytes := self._contents.read_at(self._at, buffer):
             self._at += nbytes
             if any(buffer[:nbytes]) or self._at - end > _MAX_PADDING:
-                raise self._invalid("data follow its end")
+                raise self._invalid("data follows its end")
         if self._at - end < BLOCK:
             raise self._invalid("it ends early")
 
@@ -415,7 +415,7 @@ class Archive(Closing, Readable):
         """Manifests without a name, which can only be loaded under a given one."""
         if name is not None:
             if len(raw) != 1:
-                message = f"{self.address} has {len(raw):,} models: a name is for one only"
+                message = f"{self.address} has {len(raw):,} models: a name is for an archive of one"
                 raise UsageError(message, hint="Choose models by their own names.")
             named = [(name, text) for text in raw.values()]
             self.unnamed = ()

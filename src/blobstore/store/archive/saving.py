@@ -267,8 +267,8 @@ def save_models(
 
     ``target``: a path, or a pipe that is open for writing. A file appears when it is complete and
     durable. ``compress``: with zstandard, in its seekable format; None if the path ends in
-    ``.zst``. ``replace``: a file that exists is replaced. ``jobs``: threads (None: one a core). The
-    same models in the same order give the same bytes.
+    ``.zst``. ``replace``: a file that exists is replaced. ``jobs``: threads (None: one per core).
+    The same models in the same order give the same bytes.
 
     Raises: InvalidNameError, NotFoundError, AmbiguousNameError, DocumentError, UsageError (no
     names; a file that exists; a path that ends in another program's compression) before anything is

@@ -122,7 +122,7 @@ class BucketStore(Home):
     ) -> None:
         """Raises: UsageError for a lease that is longer than an hour."""
         if not 0 < lease_s <= LONGEST_LEASE_S:
-            raise UsageError(f"invalid lease: {lease_s!r} seconds", hint="At most 3600.")
+            raise UsageError(f"invalid lease: {lease_s!r} seconds", hint="Use at most 3600.")
         self.address = bucket.address
         self.bucket = bucket
         self.lease_s = lease_s
@@ -158,7 +158,7 @@ class BucketStore(Home):
         return closing(BucketSession(self))
 
     def prefetch(self, descriptors: Iterable[Descriptor]) -> None:
-        """Bring blobs into the cache, in their order; without a cache, do nothing.
+        """Fetch blobs into the cache, in the given order; without a cache, do nothing.
 
         Raises: as `BlobCache.bring`.
         """
@@ -471,7 +471,7 @@ def open_bucket_store(
     cache: str | os.PathLike[str] | None = None,
     cache_size: int = CACHE_NBYTES,
 ) -> BucketStore:
-    """Return the store at ``s3://BUCKET/PREFIX``, ``gs://…`` or ``az://…``; no server is asked yet.
+    """Return the store at ``s3://BUCKET/PREFIX``, ``gs://…`` or ``az://…``; no request is sent yet.
 
     ``options``: those of `open_bucket`. ``cache``: a folder for the blobs of opened models, which
     holds up to ``cache_size`` bytes.

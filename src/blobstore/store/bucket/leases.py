@@ -70,7 +70,7 @@ def require_conditions(bucket: Bucket) -> datetime:
     if not (is_kept and is_checked):
         place = bucket.address
         message = f"{place} ignores conditional writes (If-None-Match, If-Match)"
-        hint = "Two writers could replace each other's models there. Use a service that has them."
+        hint = "Two writers could replace each other's models there. Use one that supports them."
         raise StorageError(message, path=place, hint=hint)
     return now
 
@@ -201,7 +201,7 @@ def read_sweep(bucket: Bucket) -> tuple[ObjectVersion | None, LeaseState | None]
             return version, None
         return version, LeaseState.of(said["holder"], said.get("lease_s"), modified)
     except (BlobStoreError, KeyError) as error:
-        message = f"{place} is not the state of a clean-up: {error}"
+        message = f"{place} is not the state of a prune: {error}"
         hint = "Remove the object when no prune is running."
         raise BusyError(message, path=place, hint=hint) from None
 
@@ -260,8 +260,8 @@ class SweepLease(Lease):
         """Renew it. Raises: BusyError if another process took its place, or it may have expired."""
         self.renew()
         if self.has_lapsed:
-            message = f"the clean-up of {self._bucket.address} could not renew its lease in time"
-            raise BusyError(message, path=self._bucket.address, hint="Prune again.")
+            message = f"the prune of {self._bucket.address} could not renew its lease in time"
+            raise BusyError(message, path=self._bucket.address, hint="Run prune again.")
 
     def wait_for_sessions(self, wait_s: float) -> None:
         """Wait until no session's lease lives; new sessions wait. Raises: BusyError."""
@@ -274,6 +274,6 @@ class SweepLease(Lease):
             if elapsed_s() >= until:
                 place = self._bucket.address
                 message = f"{place} is being written to by {live.holder}"
-                hint = f"Try again. The lease of a killed session ends {live.lease_s:,.0f} s later."
+                hint = f"Try again. A killed session's lease expires {live.lease_s:,.0f} s later."
                 raise BusyError(message, path=place, hint=hint)
             time.sleep(min(_LOOK_S, self.lease_s / 8))

@@ -341,7 +341,7 @@ class BlobCache:
             if not names or (self._mark.exists() and "manifests" not in names):
                 return
         message = f"{root} is not a cache, and contains {min(names)!r}"
-        hint = "Give an empty folder: a cache removes files that are not used."
+        hint = "Use an empty folder: a cache removes unused files."
         raise UsageError(message, path=str(root), hint=hint)
 
     def find(self, descriptor: Descriptor) -> FileReader | None:
@@ -380,7 +380,7 @@ class BlobCache:
         if nbytes > self.limit:
             root = self.store.root
             message = f"limit exceeded: {nbytes:,} bytes, and the cache {root} holds {self.limit:,}"
-            raise LimitExceededError(message, path=str(root), hint="Give it more: --cache-size.")
+            raise LimitExceededError(message, path=str(root), hint="Allow more: --cache-size.")
         with os_errors("write to the cache", self.store.root):
             make_folder(self._mark.parent, durable=False)
             if not self._mark.exists():

@@ -47,7 +47,7 @@ class UnneededBlob:
 
 @dataclass(frozen=True, slots=True)
 class PruneResult:
-    """What a clean-up removed, or would: blobs to the trash if there is one, leftovers for good.
+    """What a prune removed, or would: blobs to the trash if there is one, leftovers for good.
 
     ``spared`` blobs are too young.
     """
@@ -70,7 +70,7 @@ class PruneResult:
     forgotten: Annotated[
         tuple[ModelName, ...], "models of which only copies of manifests were left"
     ]
-    freed: Annotated[int, "bytes of the trash of the clean-up before, now deleted"]
+    freed: Annotated[int, "bytes of the previous prune's trash, now deleted"]
     dry_run: bool = False
 
     @property
@@ -130,10 +130,10 @@ def prune(
     deletes them.
 
     ``grace_s``: blobs that were written to in the last ``grace_s`` seconds are spared; at least an
-    hour, unless ``sole_owner`` says that no Ollama and no other machine uses the store, and that no
-    worker has written blobs that a later commit needs. ``forget``: missing models are given up,
-    however many. ``dry_run``: nothing is changed. ``wait_s``: seconds to wait for others that use
-    the store, unless the store has its own; 0: none.
+    hour, unless ``sole_owner`` says that neither Ollama nor another machine uses the store, and
+    that no worker has written blobs that a later commit needs. ``forget``: missing models are given
+    up, however many. ``dry_run``: nothing is changed. ``wait_s``: seconds to wait for others that
+    use the store, unless the store has its own; 0: none.
 
     Raises: UsageError for a shorter grace time, or a home that removes blobs itself; BusyError;
     StorageError or CorruptDataError if something that may be a manifest can't be read; StorageError
@@ -213,7 +213,7 @@ def _check_grace(care: Care, grace_s: float, *, sole_owner: bool) -> None:
 def undo_prune(store: Readable, *, wait_s: float = 1) -> UndoResult:
     """Restore what the last `prune` took. A file that the store has again is not replaced.
 
-    Raises: NotFoundError if the trash is empty; UsageError for a home without one; BusyError;
+    Raises: NotFoundError if the trash is empty; UsageError for a home without a trash; BusyError;
     StorageError.
     """
     restored, kept, without_manifest = store.upper.care().undo(wait_s)

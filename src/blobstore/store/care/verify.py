@@ -166,10 +166,10 @@ def verify(
     """Return the damage in a store of any kind, or in the models ``names`` only.
 
     Every blob is hashed, and the headers and companions of tensor blobs and the documents that
-    blobstore reads are checked; without ``names`` also blobs that no model needs. Packed models
+    blobstore reads are checked; without ``names``, blobs that no model needs as well. Packed models
     are decoded. ``quick``: of tensor blobs presence, size and header only. ``sample``: only a part
-    of the blobs. ``jobs``: blobs that are read at once (None: one a core, of a bucket 16).
-    ``lower``: homes below this one (None of them, and a layered store: its own); a blob that only
+    of the blobs. ``jobs``: blobs that are read at once (None: one per core, of a bucket 16).
+    ``lower``: homes below this one (none given: those of a layered store); a blob that only
     they have is not damage, and is not read. ``progress`` is called with the bytes of blobs.
 
     Raises: NotFoundError for a missing store or model; InvalidNameError; UsageError; StorageError

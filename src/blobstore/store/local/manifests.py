@@ -91,7 +91,7 @@ class NewerManifests:
 
     def _read(self, path: Path) -> bytes:
         if self._name(path) is None:
-            message = f"{path} may be a manifest, and its path is not a model's name"
+            message = f"{path} may be a manifest, but its path is not a model's name"
             raise StorageError(message, path=str(path))
         with os_errors("access", path):
             is_link = path.is_symlink()

@@ -45,7 +45,7 @@ from blobstore.store.transfer import add_missing, kept_for_the_next
 
 @dataclass(frozen=True, slots=True)
 class PackedModel:
-    """A model that is packed.
+    """A model that was packed.
 
     ``removal``: which of its plain blobs were removed, and why others could not be.
     """
@@ -69,7 +69,7 @@ class PackedModel:
 
 @dataclass(frozen=True, slots=True)
 class UnpackedModel:
-    """A model that is whole again."""
+    """A model that was unpacked."""
 
     KEYS = ("name", "blobs", "bytes=nbytes")
 
@@ -87,7 +87,7 @@ def pack(
 ) -> PackedModel:
     """Keep a model's blobs compressed, and remove the plain ones that no other model needs.
 
-    ``jobs``: threads (None: one a core). ``progress`` is called with the bytes of each blob. A
+    ``jobs``: threads (None: one per core). ``progress`` is called with the bytes of each blob. A
     packed model stays as it is.
 
     Raises: NotFoundError for a missing model or blob; DigestMismatchError for a damaged blob;
@@ -148,7 +148,7 @@ def unpack(
 ) -> UnpackedModel:
     """Restore a packed model's blobs, each checked against its digest; return their number.
 
-    ``jobs``, ``progress``: as in `transfer`. A model that is whole stays as it is.
+    ``jobs``, ``progress``: as in `transfer`. A model that is not packed stays as it is.
 
     Raises: NotFoundError; CorruptDataError for a damaged packed file, with ``blob`` and ``path``;
     DigestMismatchError; ConflictError if another process gives the name to another model;
@@ -411,6 +411,6 @@ def open_store(root: str | os.PathLike[str] | None = None, *, wait_s: float | No
 
     Nothing is created yet. ``wait_s``: how many seconds a change of the store waits for another
     process that uses it (None: 10 for an import or a copy, 1 for the removal of blobs). Raises:
-    StorageError unless the path is that of a folder, or of nothing.
+    StorageError if the path exists and is not a folder.
     """
     return Store(Path.home() / ".ollama" / "models" if root is None else root, wait_s=wait_s)

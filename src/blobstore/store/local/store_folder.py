@@ -82,7 +82,7 @@ class StoreFolder(Readable):
         self.results: ResultFolder = ResultFolder(private / "results", self.root)
 
     def require(self) -> None:
-        """Raise NotFoundError if the store's folder does not exist, or is not that of a store.
+        """Raise NotFoundError if the store's folder does not exist, or is not a store.
 
         Raises: StorageError if it can't be listed.
         """
@@ -193,7 +193,7 @@ class FolderCare(Care):
     can_prune = True
     grace = (
         "a grace time under 1 h may take the blobs of a model that Ollama is creating",
-        "If no Ollama and no other machine uses the store, say so: `sole_owner=True`.",
+        "If neither Ollama nor another machine uses the store, confirm it: `sole_owner=True`.",
     )
     refusal_hint = (
         "Is the disk of {} mounted? blobstore repair NAME restores a deleted manifest. "
@@ -268,7 +268,7 @@ class FolderCare(Care):
                 message = (
                     "is on a network file system, where locks of other machines may be invisible"
                 )
-                hint = "If no other machine and no Ollama uses it now, say so: `sole_owner=True`."
+                hint = "If neither Ollama nor another host uses it, confirm it: `sole_owner=True`."
                 raise StorageError(f"{root} {message}", path=str(root), hint=hint)
             yield
 

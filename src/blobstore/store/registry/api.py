@@ -34,11 +34,11 @@ _TRIES = 3
 _REFUSALS = frozenset(range(400, 429))
 """Statuses whose replies may contain a reason. 429 and 5xx are tried again."""
 _UNKNOWN = (400, 404)
-LOWER_CASE = "Most registries write namespaces and models in lower case."
+LOWER_CASE = "Most registries require namespaces and models in lower case."
 _HINTS = {
     403: "The login does not allow it.",
     405: "The registry does not allow it.",
-    413: "The registry takes less at once.",
+    413: "The registry accepts only smaller uploads.",
 }
 _MAX_ERROR = 16 * 2**10
 _SHOWN = 200
@@ -100,7 +100,7 @@ def registry_address(host: str, *, insecure: bool = False, scheme: str | None = 
     may_be_http = insecure or _LOOPBACK.fullmatch(host) is not None
     if scheme == "http" and not may_be_http:
         hint = "Use https, or allow it with insecure=True."
-        raise UsageError(f"{host} would be asked without TLS", hint=hint)
+        raise UsageError(f"{host} would be contacted without TLS", hint=hint)
     chosen = scheme or ("http" if may_be_http else "https")
     return WebAddress.parse(f"{chosen}://{host}/v2/")
 

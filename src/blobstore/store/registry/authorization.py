@@ -406,7 +406,7 @@ class Authorization:
         if reply.address.origin != self._registry.origin:
             raise refused(
                 self._registry,
-                f"redirects to {reply.address}, which asks for credentials: they are not for it",
+                f"redirects to {reply.address}, which asks for credentials: none are sent there",
             )
         if reply.authorization is not None and self._was_refused(scope, reply.authorization):
             raise self._denial(scope, reply)

@@ -252,7 +252,7 @@ _CONNECTIONS = 16
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RegistryAccess:
-    """How registries are reached, and as whom.
+    """How to connect to registries, and with which login.
 
     ``insecure``: also without TLS, where docker would ask for it. ``credentials``: logins (None:
     none). ``realms``: hosts of token servers to trust besides those of `realm_target`. ``ca_file``:
@@ -270,7 +270,7 @@ class RegistryAccess:
 
         The login is found when the registry asks for it, which raises as `Credentials.find`.
 
-        Raises: UsageError if it would be asked without TLS.
+        Raises: UsageError if it would be contacted without TLS.
         """
         name = reference.name
         address = registry_address(name.host, insecure=self.insecure, scheme=reference.scheme)
@@ -335,7 +335,7 @@ def pull(
     """Fetch a model of a registry into ``store``, under its name there or ``name``.
 
     ``reference``: ``HOST/NAMESPACE/MODEL:TAG``, with Ollama's defaults, and perhaps ``@sha256:…``,
-    the manifest that it must be. ``policy``: what the model must be signed with, under its name
+    the manifest that it must be. ``policy``: the signatures that the model needs, under its name
     there.
 
     Raises: UnsupportedSourceError for an image, or another artifact that is not a stored model; as

@@ -132,7 +132,7 @@ class SignedBy:
         except BlobStoreError as error:
             return f"is not valid: {error.message}"
         if payload.digest != digest:
-            return f"is of another manifest, {payload.digest}"
+            return f"is for another manifest, {payload.digest}"
         if not self.match(DockerReference.of(name), payload.identity):
             return f"{_MADE_FOR} {payload.identity}"
         return Accepted(payload.identity, key)
@@ -163,7 +163,7 @@ _Scopes = Mapping[str, Sequence[Requirement]]
 
 @dataclass(frozen=True, slots=True)
 class SignaturePolicy:
-    """What models need to be accepted: requirements by scope, and those of all other models."""
+    """What models need to be accepted: requirements by scope, and a default for all others."""
 
     default: Sequence[Requirement]
     scopes: _Scopes

@@ -157,9 +157,9 @@ def test_a_state_that_can_not_be_read_stops_sessions_and_clean_ups(
     store: BucketStore, raw: bytes
 ) -> None:
     store.bucket.put(SWEEP, raw)
-    with pytest.raises(BusyError, match="state of a clean-up"):
+    with pytest.raises(BusyError, match="state of a prune"):
         prune_all(store)
-    with pytest.raises(BusyError, match="state of a clean-up"):
+    with pytest.raises(BusyError, match="state of a prune"):
         commit(store, "m", b"two")
     assert left_in(store) == {b"kept", b"one"}
     assert keys_of(store.bucket, LEASES) == set()

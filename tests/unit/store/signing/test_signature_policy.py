@@ -102,7 +102,7 @@ def test_a_scope_that_no_model_can_match(scope: str) -> None:
     [
         ([], "it has no signature"),
         ([signed(key=OTHER)], "is by another key"),
-        ([signed(digest=Digest("cd" * 32))], "is of another manifest, sha256:cd"),
+        ([signed(digest=Digest("cd" * 32))], "is for another manifest, sha256:cd"),
         ([signed("host.example:5000/ns/o")], r"was made for host\.example:5000/ns/o"),
         ([signed(key=OTHER), signed(digest=Digest("cd" * 32))], "another key; a signature is of"),
         ([Signature(signed().payload, {})], "signature"),

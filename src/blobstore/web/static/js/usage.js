@@ -32,7 +32,7 @@ function totals(usage) {
     ["Disk space", size(usage.bytes)],
     ["Blobs", whole(usage.blobs)],
     ["Models", whole(usage.models.length)],
-    ["Needed by no model", size(usage.reclaimable)],
+    ["Not needed by any model", size(usage.reclaimable)],
     ["Trash", size(usage.trash)],
     ["Packed files", usage.packed && size(usage.packed)],
   ]);
