@@ -13,10 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.many import sharded_checkpoint
 from support.stores import commit_model
 
-import blobstore
 from blobstore.store.local.store import Store
 
 pytestmark = pytest.mark.lab
@@ -66,14 +64,3 @@ def test_a_session_is_not_taken_for_one_of_a_killed_import(hosts: tuple[Store, S
         writer.put(1, b"b")
         (blob,) = made
         assert blob.path.read_bytes() == b"ab"
-
-
-def test_workers_on_both_machines(hosts: tuple[Store, Store], tmp_path: Path) -> None:
-    source, plan = sharded_checkpoint(tmp_path / "m", 4), tmp_path / "plan.json"
-    blobstore.write_plan(blobstore.plan_import(source, quant="int4"), plan)
-    for index, host in enumerate(hosts):
-        blobstore.work_on_plan(plan, shard=(index, 2), store=host)
-    result = blobstore.commit_plan(plan, "m", store=hosts[0], verify=True)
-    alone = blobstore.import_model(source, "m", store=Store(tmp_path / "alone"), quant="int4")
-    assert result.digest == alone.digest
-    assert blobstore.verify(hosts[1]).is_sound

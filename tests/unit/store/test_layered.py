@@ -116,16 +116,12 @@ def test_commands_over_a_lower_store(
     before = files_below(low / "blobs") | files_below(low / "manifests")
     again = cli("import", source, "b", *layers)
     assert (again["digest"], again["created"], made["created"] > 0) == (made["digest"], 0, True)
-    stores = {item["name"]: item["store"] for item in cli("list", *layers)}
-    assert stores == {"a:latest": str(low), "b:latest": str(up)}
-    cli("export", "b", tmp_path / "out", *layers)
     assert "only read" in cli("rm", "a", *layers, code=2)
     assert cli("import", source, "c", "--copy-up", *layers)["created"] > 0
     assert cli("verify", "--store", up, "c")["damaged"] == []
     monkeypatch.setenv("BLOBSTORE_LOWER", f"{low}{os.pathsep}")
-    assert len(cli("list", "--store", up)) == 3
-    monkeypatch.setenv("BLOBSTORE_LOWER", str(tmp_path / "missing"))
-    assert "there is no store" in cli("list", "--store", up, code=1)
+    stores = {item["name"]: item["store"] for item in cli("list", "--store", up)}
+    assert stores == {"a:latest": str(low), "b:latest": str(up), "c:latest": str(up)}
     assert files_below(low / "blobs") | files_below(low / "manifests") == before
 
 

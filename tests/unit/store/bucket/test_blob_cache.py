@@ -1,10 +1,9 @@
-"""The cache of a bucket's blobs: bounded, checked, shared by processes, a store itself."""
+"""The cache of a bucket's blobs: bounded, checked, shared with others."""
 
 from __future__ import annotations
 
 import mmap
 import os
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -111,17 +110,3 @@ def test_a_blob_that_others_remove_stays_readable(store: BucketStore, tmp_path: 
         assert blobs_in(tmp_path) == {Digest.of(TWO).hex}
         assert bytes(data) == ONE
         assert reader.read(0, len(ONE)) == ONE
-
-
-def test_many_at_once_in_a_small_cache(store: BucketStore, tmp_path: Path) -> None:
-    """Each thread opens the cache for itself, as a process does."""
-
-    def work(number: int) -> None:
-        near = cached(store, tmp_path, 200_000)
-        for turn in range(4):
-            read(near, (ONE, TWO, THREE)[(number + turn) % 3])
-
-    with ThreadPoolExecutor(4) as pool:
-        list(pool.map(work, range(4)))
-    assert sum(path.stat().st_size for path in (tmp_path / "blobs").iterdir()) <= 200_000
-    assert verify(Store(tmp_path)).is_sound

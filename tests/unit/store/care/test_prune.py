@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from support.stores import blob_path, commit_model, layer_by_hand, link_by_hand, meanwhile
 
-from blobstore.errors import BusyError, NotFoundError, StorageError, UsageError
+from blobstore.errors import NotFoundError, StorageError, UsageError
 from blobstore.inspection.listing import list_models
 from blobstore.store.care.prune import DAY_S, prune, undo_prune
 from blobstore.store.care.usage import measure_usage
@@ -145,21 +145,6 @@ def test_a_prune_that_was_killed_half_way_can_be_undone_or_repeated(store: Store
     assert (len(result.removed), result.freed) == (1, 2)
     assert trashed(store) == [b"c"]
     assert len(list(store.root.glob(".blobstore/trash/*"))) == 1
-
-
-def test_killed_imports_leave_nothing_behind_a_prune(store: Store) -> None:
-    commit_model(store, "m", b"one")
-    with store.session(), pytest.raises(BusyError) as caught:
-        prune(store, wait_s=0)
-    assert f"process {os.getpid()}" in caught.value.message
-    assert "wait_s" in str(caught.value.hint)
-    left = store.root / f".blobstore/tmp/1-{16 * '0'}"
-    left.mkdir()
-    (left / "0").write_bytes(b"half a blob")
-    assert prune(store).leftovers == ()  # it waits for the next import
-    result = prune(store, grace_s=0, sole_owner=True)
-    assert [leftover.nbytes for leftover in result.leftovers] == [len(b"half a blob")]
-    assert not left.exists()
 
 
 def test_manifests_on_a_disk_that_is_not_there_are_not_taken_for_none(

@@ -6,7 +6,6 @@ A line is a hint and never an error. Results are replaced at once, and go with t
 from __future__ import annotations
 
 import os
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -43,18 +42,6 @@ def test_foreign_bytes_are_passed_over(tmp_path: Path, foreign: bytes) -> None:
     path.write_bytes(foreign + b"\n" + path.read_bytes() + foreign)
     HintFile(path).add([(KEYS[1], "second")])
     assert HintFile(path).read() == {KEYS[0]: "first", KEYS[1]: "second"}
-
-
-def test_two_add_at_once(tmp_path: Path) -> None:
-    path = tmp_path / "file"
-
-    def add(start: int) -> None:
-        for number in range(start, start + 300, 3):
-            HintFile(path).add((f"{one:064x}", str(one)) for one in range(number, number + 3))
-
-    with ThreadPoolExecutor(2) as pool:
-        list(pool.map(add, (0, 300)))
-    assert HintFile(path).read() == {f"{number:064x}": str(number) for number in range(600)}
 
 
 # Results

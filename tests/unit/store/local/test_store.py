@@ -8,7 +8,6 @@ from __future__ import annotations
 import errno
 import os
 import stat
-import time
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
@@ -85,20 +84,6 @@ def test_what_is_not_a_blob_is_not_published(store: Store, kind: str) -> None:
     with store.session() as session, pytest.raises((CorruptDataError, StorageError)):
         session.publish(NAME, Manifest(layers=(descriptor(b"one"),)))
     assert names(store) == []
-
-
-@pytest.mark.parametrize("waits_s", [60, 3600])
-def test_a_blob_that_waited_long_is_made_young(
-    store: Store, monkeypatch: pytest.MonkeyPatch, waits_s: int
-) -> None:
-    """A young one is not touched: its time is the one that was noted when it was written."""
-    with store.session() as session:
-        blob = session.put(b"one")
-        os.utime(blob.path, (1, 1))
-        later = time.time() + waits_s
-        monkeypatch.setattr(time, "time", lambda: later)
-        session.publish(NAME, Manifest(layers=(descriptor(b"one"),)))
-    assert (blob_path(store, b"one").stat().st_mtime > 1) == (waits_s == 3600)
 
 
 def test_a_large_manifest_of_zeros_is_replaced(store: Store) -> None:

@@ -88,12 +88,6 @@ def test_case_is_ignored_in_scopes(scope: str) -> None:
         policy(REJECT, **{"host/ns": ANYTHING, "host/NS": REJECT})
 
 
-@pytest.mark.parametrize("scope", ["https://registry.ollama.ai", "host/ns/m/more", "*", "host/m:"])
-def test_a_scope_that_no_model_can_match(scope: str) -> None:
-    with pytest.raises(DocumentError, match="no model name can match"):
-        policy(REJECT, **{scope: ANYTHING})
-
-
 # Keys
 
 
