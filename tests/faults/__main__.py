@@ -17,7 +17,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from faults import errors, intruders, kills, power_cuts, small_disks, soak
+from faults import errors, intruders, kills, power_cuts, soak
 from faults.lab.cases import Task
 from faults.lab.commands import warm_up
 from support.mounts import NotShownError
@@ -26,7 +26,6 @@ EXPERIMENTS = {
     "kills": (kills.experiment, 36),
     "power_cuts": (power_cuts.experiment, 12),
     "errors": (errors.experiment, 48),
-    "small_disks": (small_disks.experiment, 16),
     "soak": (soak.experiment, 200),
     "intruders": (intruders.experiment, 48),
 }

@@ -17,7 +17,7 @@ pytestmark = [
     pytest.mark.timeout(3600),
     pytest.mark.skipif(sys.platform != "linux", reason="the faults are made with calls of Linux"),
 ]
-EXPERIMENTS = ("kills", "power_cuts", "errors", "small_disks", "soak", "intruders")
+EXPERIMENTS = ("kills", "power_cuts", "errors", "soak", "intruders")
 
 
 def run(*arguments: str) -> tuple[dict[str, str], str]:

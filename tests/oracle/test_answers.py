@@ -1,7 +1,6 @@
-"""Answers of `run` and `serve --lm` are those of mlx-lm's programs for the exported folder.
+"""Answers of `serve --lm` are those of ``mlx_lm.server`` for the exported folder.
 
-`run` is compared with ``mlx_lm.generate``, `serve --lm` with ``mlx_lm.server``: the same prompts,
-parameters and seeds, through OpenAI's client.
+The same prompts, parameters and seeds, through OpenAI's client.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from typing import Any
 import pytest
 from support import PYCODE
 from support.ports import free_port
-from support.talking import COMMAND, Terminal, serving, that_chats
+from support.talking import serving, that_chats
 
 import blobstore
 
@@ -31,8 +30,7 @@ TOKENS = 12
 WAYS: dict[str, dict[str, Any]] = {
     "greedy": {"temperature": 0},
     "sampled": {"temperature": 0.8, "seed": 7},
-    "nucleus": {"temperature": 0.8, "top_p": 0.7, "seed": 3},
-    "narrow": {"temperature": 1.1, "top_k": 9, "min_p": 0.02, "seed": 11},
+    "narrow": {"temperature": 1.1, "top_p": 0.7, "top_k": 9, "min_p": 0.02, "seed": 11},
 }
 
 
@@ -51,23 +49,6 @@ class Exported:
 @pytest.fixture(scope="module")
 def exported(tmp_path_factory: pytest.TempPathFactory) -> Exported:
     return Exported(tmp_path_factory.mktemp("exported"))
-
-
-def printed(*line: str) -> str:
-    return subprocess.run(line, capture_output=True, text=True, check=True).stdout
-
-
-def test_run_gives_what_mlx_lm_generate_gives(exported: Exported) -> None:
-    words = [f"--{key.replace('_', '-')}={value}" for key, value in WAYS["nucleus"].items()]
-    words.append(f"--max-tokens={TOKENS}")
-    theirs = printed(
-        *(sys.executable, "-m", "mlx_lm", "generate", "--model", str(exported.folder)),
-        *("--prompt", PROMPT, "--verbose", "False"),
-        *(word.replace("--temperature", "--temp") for word in words),
-    )
-    ours = printed(*COMMAND, "run", "m", PROMPT, "--store", str(exported.store), *words)
-    assert ours == theirs
-    assert len(ours) > 5
 
 
 @contextmanager
@@ -93,13 +74,6 @@ def client(address: str) -> Any:
     return made
 
 
-def error_of(name: str) -> type[Exception]:
-    import openai
-
-    kind: type[Exception] = getattr(openai, name)
-    return kind
-
-
 def said(server: Any, model: str, way: dict[str, Any], how: str) -> str:
     extra = {key: way[key] for key in ("top_k", "min_p") if key in way}
     plain = {key: value for key, value in way.items() if key not in extra}
@@ -114,32 +88,14 @@ def said(server: Any, model: str, way: dict[str, Any], how: str) -> str:
     return "".join(one.choices[0].delta.content or "" for one in pieces)
 
 
-@pytest.fixture(scope="module")
-def server(exported: Exported) -> Iterator[Any]:
-    with serving(exported.store, "m") as running:
-        yield running
-
-
-def test_serve_gives_what_mlx_lm_server_gives(exported: Exported, server: Any) -> None:
+def test_serve_gives_what_mlx_lm_server_gives(exported: Exported) -> None:
     asked = [("sampled", "text"), ("narrow", "chat"), ("greedy", "streamed")]
-    ours = [said(client(server.address), "m:latest", WAYS[way], how) for way, how in asked]
+    with serving(exported.store, "m") as server:
+        ours = [said(client(server.address), "m:latest", WAYS[way], how) for way, how in asked]
     with served_by_mlx_lm(exported.folder) as address:
         theirs = [said(client(address), "default_model", WAYS[way], how) for way, how in asked]
     assert ours == theirs
     assert min(map(len, ours)) > 5
-
-
-def test_the_client_lists_the_model_and_has_its_own_errors(server: Any) -> None:
-    asked = client(server.address)
-    assert [one.id for one in asked.models.list()] == ["m:latest"]
-    assert asked.models.retrieve("m").id == "m:latest"
-    with pytest.raises(error_of("NotFoundError"), match="not served"):
-        asked.models.retrieve("other")
-    with pytest.raises(error_of("BadRequestError"), match="has 3,001 tokens"):
-        asked.completions.create(model="m", prompt="a " * 3000)
-    messages: Any = [{"role": "narrator", "content": "Hello"}]
-    with pytest.raises(error_of("BadRequestError"), match="narrator"):
-        asked.chat.completions.create(model="m", messages=messages)
 
 
 def test_sigterm_ends_the_server_and_an_answer(exported: Exported) -> None:
@@ -150,24 +106,3 @@ def test_sigterm_ends_the_server_and_an_answer(exported: Exported) -> None:
         next(iter(stream))
         running.process.send_signal(signal.SIGTERM)
         assert running.process.wait(240) == 0
-
-
-def test_a_conversation_on_a_terminal_until_ctrl_c(exported: Exported) -> None:
-    line = (*COMMAND, "run", "m", "--store", str(exported.store), "--max-tokens", "-1", "--verbose")
-    terminal = Terminal(*line)
-    terminal.wait_for(">>> ")
-    terminal.send("/clear\n")
-    terminal.wait_for("forgotten")
-    terminal.wait_for(">>> ")
-    terminal.send('"""def f(x):\n')
-    terminal.wait_for("... ")
-    terminal.send('"""\n')
-    terminal.wait_for("#")
-    terminal.send("\x03")
-    terminal.wait_for("ended by: interrupted")
-    terminal.wait_for(">>> ")
-    terminal.interrupt()
-    terminal.wait_for(">>> ")
-    terminal.interrupt()
-    assert terminal.end() == 130
-    assert "Error: interrupted" in terminal.shown

@@ -62,16 +62,6 @@ def test_affine_models_compute_what_mlx_lm_computes(store: Store) -> None:
     np.testing.assert_array_equal(ours, logits(quantized_by_mlx(PYCODE_MOE, store)))
 
 
-def test_packed_and_stacked_experts_compute_the_same(tmp_path: Path) -> None:
-    packed, stacked = (
-        logits(
-            stored(PYCODE_MOE, blobstore.open_store(tmp_path / form), quant="mxfp4", experts=form)
-        )
-        for form in ("packed", "stacked")
-    )
-    np.testing.assert_array_equal(packed, stacked)
-
-
 def with_dequantized_weights(source: Path, store: Store) -> Any:
     """Return mlx-lm's own model of the source in float32 with the stored model's values."""
     network, _ = utils.load_model(source, lazy=True)

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support import FIXTURES, QUANT_TYPES
+from support import QUANT_TYPES
 from support.ollama_cases import Case, contents, record_of
 from support.ollama_sources import write_source
 
@@ -144,11 +144,6 @@ def test_a_type_for_a_quantized_source_is_refused_as_by_ollama(
         for profile in ("ollama", "default"):
             with pytest.raises(UnsupportedSourceError, match="is quantized already"):
                 plan_import(folder, quant=quant, profile=profile)
-
-
-def test_every_record_is_of_a_source_that_is_tested() -> None:
-    files = {path.stem for path in (FIXTURES / "ollama-records").glob("*.json")}
-    assert {name for name in files if not name.startswith("x_")} == {*FLOAT_CASES, *QUANTIZED}
 
 
 def _is_made(case: Case, name: str | None, source: str) -> bool:

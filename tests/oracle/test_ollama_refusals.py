@@ -1,106 +1,99 @@
-"""Broken checkpoints are refused with a typed error, and leave the store as it was.
-
-Held for every broken source that Ollama's importer refuses in fixtures/ollama-records, and for
-those that it imports and should not (docs/formats.md sections 2, 5 and 8): data that are cut off, a
-gap in the expert numbers, a tensor that the index does not name.
-"""
+"""Broken checkpoints, all of which Ollama refuses or should (docs/formats.md section 8)."""
 
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
-from support.checkpoints import normal, write_checkpoint
-from support.ollama_cases import record_of
-from support.ollama_sources import INDEX, write_source
+from support.checkpoints import LLAMA_CONFIG, normal, write_checkpoint
+from support.producers import Kind, block_fp8, nvfp4
 
-from blobstore.errors import (
-    BlobStoreError,
-    DocumentError,
-    HeaderError,
-    MissingFileError,
-    NotFoundError,
-    UnsupportedSourceError,
-)
+from blobstore.errors import BlobStoreError, DocumentError, MissingFileError, UnsupportedSourceError
 from blobstore.importer.run import import_model, plan_import
 from blobstore.store.local.store import Store
 
-LAYER = "model.layers.0"
-Q_PROJ, DOWN = f"{LAYER}.self_attn.q_proj.weight", f"{LAYER}.mlp.down_proj.weight"
-THIRD = f"{LAYER}.mlp.experts.2.up_proj.weight"
-MISSING = "model-00002-of-00002.safetensors"
-# The error's exact class, its rule, the tensor, and words of its message.
-REFUSALS: dict[str, tuple[type[BlobStoreError], str | None, str | None, tuple[str, ...]]] = {
-    "x_ambiguous": (UnsupportedSourceError, None, None, ("model-*.safetensors",)),
-    "x_collision": (UnsupportedSourceError, None, Q_PROJ, ("q_proj.weight_packed",)),
-    "x_expert_mismatch": (UnsupportedSourceError, None, THIRD, ("[128, 256]", "[64, 256]")),
-    "x_fp8_64": (UnsupportedSourceError, None, DOWN, ("64x64", "128x128")),
-    "x_fp8_e5m2": (UnsupportedSourceError, None, Q_PROJ, ("F8_E5M2", "F8_E4M3")),
-    # Ollama imports it when the scales are missing as well (docs/formats.md section 8).
-    "x_fp8_noblock": (UnsupportedSourceError, None, DOWN, ("weight_block_size",)),
-    "x_index_badpath": (DocumentError, "I1", None, ("'../evil.safetensors'",)),
-    "x_index_missing_shard": (MissingFileError, "I1", None, (MISSING,)),
-    "x_no_tensors": (NotFoundError, None, None, ("no tensors",)),
-    "x_truncated_data": (HeaderError, "F17", None, ("3178336", "3278336")),
+UP = "model.layers.0.mlp.up_proj"
+EXPERTS = "model.layers.0.mlp.experts"
+INDEX = "model.safetensors.index.json"
+PACKED, BLOCKS = nvfp4(modelopt=False), block_fp8()
+
+
+def written(folder: Path, kind: Kind, **more: Any) -> Path:
+    """Write a checkpoint of a weight of that kind, and of more tensors of its module."""
+    others = {f"{UP}.{name}": array for name, array in more.items()}
+    tensors = kind.make(UP, (64, 128)).tensors | others
+    return write_checkpoint(folder, tensors, {**LLAMA_CONFIG, **kind.config})
+
+
+def experts(folder: Path, *numbers: int, odd: tuple[int, int] = (64, 64)) -> Path:
+    """Write a checkpoint of experts, of which the last has a shape of its own."""
+    shapes = dict.fromkeys(numbers, (64, 64)) | {numbers[-1]: odd}
+    tensors = {f"{EXPERTS}.{n}.up_proj.weight": normal(f"{n}", *shapes[n]) for n in shapes}
+    return write_checkpoint(folder, tensors)
+
+
+def ambiguous(folder: Path) -> Path:
+    source = write_checkpoint(folder)
+    data = (source / "model.safetensors").read_bytes()
+    (source / "model-00001-of-00001.safetensors").write_bytes(data)
+    return source
+
+
+BROKEN: dict[str, tuple[Callable[[Path], Path], str | None]] = {
+    "a single file beside shards": (ambiguous, None),
+    "one weight in two forms": (
+        lambda folder: written(folder, PACKED, weight=normal("q", 64, 128)),
+        f"{UP}.weight",
+    ),
+    "an expert of another shape": (
+        lambda folder: experts(folder, 0, 1, 2, odd=(32, 64)),
+        f"{EXPERTS}.2.up_proj.weight",
+    ),
+    "an expert that is missing": (
+        lambda folder: experts(folder, 0, 1, 3),
+        f"{EXPERTS}.2.up_proj.weight",
+    ),
+    "FP8 without the size of its blocks": (
+        lambda folder: written(folder, Kind(BLOCKS.make, {})),
+        f"{UP}.weight",
+    ),
 }
 
 
-@pytest.fixture(scope="session")
-def broken(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """The broken sources' folders by name; tests must not change them."""
-    root = tmp_path_factory.mktemp("broken")
-    return {name: write_source(root, name) for name in REFUSALS}
-
-
-@pytest.mark.parametrize("source", REFUSALS)
-def test_a_broken_source_is_refused_as_by_ollama(
-    broken: dict[str, Path],
-    source: str,
-    store: Store,
-    snapshot: Callable[[Store], dict[str, str]],
-    tmp_path: Path,
+@pytest.mark.parametrize("what", BROKEN)
+def test_a_broken_source_is_refused_and_the_store_is_as_it_was(
+    what: str, store: Store, snapshot: Callable[[Store], dict[str, str]], tmp_path: Path
 ) -> None:
     import_model(write_checkpoint(tmp_path / "good"), "kept", store=store)
     before = snapshot(store)
-    kind, rule, tensor, words = REFUSALS[source]
+    write, tensor = BROKEN[what]
+    source = write(tmp_path / "source")
     for quant, profile in (("none", "default"), ("int4", "ollama")):
-        with pytest.raises(BlobStoreError) as caught:
-            import_model(broken[source], "kept", store=store, quant=quant, profile=profile)
-        error = caught.value
-        assert (type(error), error.rule, error.tensor) == (kind, rule, tensor)
-        assert [word for word in words if word not in str(error)] == []
-        # Ollama imports what is cut off as it is.
-        assert ("error" in record_of(source)[quant]) == (
-            (source, quant) != ("x_truncated_data", "none")
-        )
+        with pytest.raises(UnsupportedSourceError) as caught:
+            import_model(source, "kept", store=store, quant=quant, profile=profile)
+        assert caught.value.tensor == tensor
     assert snapshot(store) == before
 
 
 @pytest.mark.parametrize(
-    "name", ["../evil.safetensors", "/evil.safetensors", "sub/x.safetensors", "..", "weights.bin"]
+    ("name", "kind"),
+    [
+        ("../evil.safetensors", DocumentError),
+        ("/evil.safetensors", DocumentError),
+        ("sub/x.safetensors", DocumentError),
+        ("weights.bin", DocumentError),
+        ("model-00002-of-00002.safetensors", MissingFileError),
+    ],
 )
-def test_a_shard_name_that_is_not_a_plain_file_name_is_refused_before_any_file_is_opened(
-    broken: dict[str, Path], tmp_path: Path, name: str
+def test_a_shard_must_be_a_file_of_the_folder(
+    tmp_path: Path, name: str, kind: type[BlobStoreError]
 ) -> None:
-    folder = shutil.copytree(broken["x_index_badpath"], tmp_path / "source")
-    shutil.copy(folder / "model-00001-of-00002.safetensors", tmp_path / "evil.safetensors")
-    for shard in folder.glob("*.safetensors"):
-        shard.write_bytes(b"no header")
-    (folder / INDEX).write_text(json.dumps({"weight_map": {"a.weight": name}}))
-    with pytest.raises(DocumentError, match=r"a\.weight") as caught:
-        plan_import(folder)
+    source = write_checkpoint(tmp_path / "source")
+    (source / "model.safetensors").rename(tmp_path / "evil.safetensors")
+    (source / INDEX).write_text(json.dumps({"weight_map": {"a.weight": name}}))
+    with pytest.raises(kind) as caught:
+        plan_import(source)
     assert caught.value.rule == "I1"
-
-
-@pytest.mark.parametrize("profile", ["ollama", "default"])
-def test_a_gap_in_the_expert_numbers_is_refused(tmp_path: Path, profile: str) -> None:
-    experts = "model.layers.0.mlp.experts"
-    names = [f"{experts}.{expert}.up_proj.weight" for expert in (0, 1, 3)]
-    source = write_checkpoint(tmp_path / "source", {name: normal(name, 64, 64) for name in names})
-    for quant in ("none", "int4"):
-        with pytest.raises(UnsupportedSourceError) as caught:
-            plan_import(source, quant=quant, profile=profile)
-        assert caught.value.tensor == f"{experts}.2.up_proj.weight"

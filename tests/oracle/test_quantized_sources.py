@@ -150,19 +150,6 @@ def test_fp8_becomes_mxfp8_or_stays_bf16_where_no_group_divides_it(
             assert model.config.file_type == "mxfp8"
 
 
-@pytest.mark.parametrize("experts", ["packed", "stacked"])
-def test_fp8_experts_become_mxfp8(store: Store, tmp_path: Path, experts: str) -> None:
-    kind, group = block_fp8(), f"{LAYER}.mlp.experts"
-    weights = [kind.make(f"{group}.{expert}.up_proj", (129, 160)) for expert in range(11)]
-    with imported(store, tmp_path / "s", kind, *weights, experts=experts) as model:
-        if experts == "packed":
-            for weight in weights:
-                assert_quantized(model, weight.name, weight.values)
-        else:
-            values = np.stack([weight.values for weight in weights])
-            assert_quantized(model, f"{group}.up_proj.weight", values)
-
-
 def test_a_source_of_two_producers(store: Store, tmp_path: Path) -> None:
     fp8, packed = (
         block_fp8().make(f"{LAYER}.mlp.up_proj", (64, 64)),

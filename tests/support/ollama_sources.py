@@ -8,7 +8,6 @@ name, tensors lie in the order in which they are yielded here, and the JSON docu
 from __future__ import annotations
 
 import json
-import os
 import struct
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -43,8 +42,8 @@ Tensors = dict[str, Array]
 Json = dict[str, Any]
 
 INDEX = "model.safetensors.index.json"
-F8, F8_E5M2 = np.dtype(ml_dtypes.float8_e4m3fn), np.dtype(ml_dtypes.float8_e5m2)
-_DTYPE_NAMES = {BF16: "BF16", F16: "F16", F32: "F32", F8: "F8_E4M3", F8_E5M2: "F8_E5M2"}
+F8 = np.dtype(ml_dtypes.float8_e4m3fn)
+_DTYPE_NAMES = {BF16: "BF16", F16: "F16", F32: "F32", F8: "F8_E4M3"}
 _DTYPE_NAMES |= {np.dtype(np.uint8): "U8", np.dtype(np.uint32): "U32"}
 _DOCUMENTS: dict[str, Json] = json.loads((FIXTURES / "ollama-sources.json").read_text())
 LLAMA, QWEN3_MOE, FP8 = (_DOCUMENTS[name] for name in ("llama", "qwen3_moe", "fp8"))
@@ -178,9 +177,6 @@ def _write_shards(folder: Path, tensors: Tensors, starts: Sequence[int]) -> None
     _write_json(folder / INDEX, index)
 
 
-Q_PROJ = "model.layers.0.self_attn.q_proj.weight"
-
-
 def _config(layers: int, **more: Any) -> Json:
     return {**LLAMA, "num_hidden_layers": layers, **more}
 
@@ -211,11 +207,10 @@ def _mlx(group_size: int, bits: int, **more: Any) -> Source:
     )
 
 
-def _fp8(layers: int, settings: Json | None = FP8, **options: Any) -> Source:
-    """Return a block FP8 model; ``options`` as `block_fp8`."""
-    more = {} if settings is None else {"quantization_config": settings}
+def _fp8(layers: int, **options: Any) -> Source:
+    """Return a block FP8 model; ``options`` as `prequantized_sources.fp8_model`."""
     return Source(
-        _config(layers, **more),
+        _config(layers, quantization_config=FP8),
         lambda: prequantized.fp8_model(_arrays(_llama(layers)), **options),
     )
 
@@ -230,30 +225,9 @@ def _nvfp4(layers: int, settings: Json, change: Callable[[Path], object] = str) 
     )
 
 
-def _with(source: Source, name: str, change: Callable[[Tensors], Array]) -> Source:
-    """Return a source with another tensor of that name."""
-
-    def tensors() -> Tensors:
-        made = source.tensors()
-        return {**made, name: change(made)}
-
-    return replace(source, tensors=tensors)
-
-
 def _beside(file: str, name: str, weight: Weight) -> Callable[[Path], None]:
     """Return what writes another file of weights beside the others."""
     return lambda folder: _write_safetensors(folder / file, {name: weight.array()})
-
-
-def _lead_outside(folder: Path) -> None:
-    index = json.loads((folder / INDEX).read_text())
-    index["weight_map"]["model.embed_tokens.weight"] = "../evil.safetensors"
-    (folder / INDEX).write_text(json.dumps(index))
-
-
-def _cut(folder: Path) -> None:
-    path = folder / "model.safetensors"
-    os.truncate(path, path.stat().st_size - 100_000)
 
 
 def _cohere2_moe() -> Tensors:
@@ -262,8 +236,6 @@ def _cohere2_moe() -> Tensors:
     return tensors
 
 
-_TWO_SHARDS = Source(LLAMA, lambda: _arrays(_llama(1)), shards=(0, 5))
-_ODD_EXPERT = "model.layers.0.mlp.experts.2.up_proj.weight"
 _COHERE2 = {
     **QWEN3_MOE,
     "architectures": ["Cohere2MoeForCausalLM"],
@@ -314,26 +286,6 @@ SOURCES = {
     ),
     "h_nemotron_h": _plain(architectures.NEMOTRON_H, architectures.nemotron_h),
     "h_qwen3_5_moe": _plain(architectures.QWEN35_MOE, architectures.qwen35_moe),
-    "x_ambiguous": Source(
-        LLAMA,
-        lambda: _arrays(_llama(1)),
-        change=_beside("model-00001-of-00001.safetensors", "a.weight", Weight("a", (4, 4))),
-    ),
-    "x_collision": _with(
-        _nvfp4(1, _COMPRESSED), Q_PROJ, lambda _: Weight("q", (HIDDEN, HIDDEN)).array()
-    ),
-    "x_expert_mismatch": _with(_mixture(1, 4), _ODD_EXPERT, lambda made: made[_ODD_EXPERT][:64]),
-    "x_fp8_64": _fp8(1, {**FP8, "weight_block_size": [64, 64]}, block=64),
-    "x_fp8_e5m2": _with(
-        _fp8(1), Q_PROJ, lambda _: Weight("z", (HIDDEN, HIDDEN)).array().astype(F8_E5M2)
-    ),
-    "x_fp8_noblock": _fp8(1, None),
-    "x_index_badpath": replace(_TWO_SHARDS, change=_lead_outside),
-    "x_index_missing_shard": replace(
-        _TWO_SHARDS, change=lambda folder: (folder / "model-00002-of-00002.safetensors").unlink()
-    ),
-    "x_no_tensors": Source(LLAMA, dict),
-    "x_truncated_data": replace(_dense(1), change=_cut),
     "z_draft": _dense(1),
 }
 

@@ -1,14 +1,9 @@
-"""Talking to models: `serve --lm` as a process, and a command on a terminal of its own."""
+"""Talking to models: a small tokenizer, a parrot, and `serve --lm` as a process."""
 
 from __future__ import annotations
 
-import os
-import pty
-import select
 import shutil
 import subprocess
-import sys
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -27,8 +22,6 @@ CHAT_TEMPLATE = """\
 {{- "# " + message.role + "\\n" + message.content + "\\n" }}
 {%- endfor %}
 {%- if add_generation_prompt %}{{ "# assistant\\n" }}{% endif %}"""
-COMMAND = (sys.executable, "-m", "blobstore")
-_PATIENCE_S = 600
 
 
 def that_chats(folder: Path, source: Path, template: str = CHAT_TEMPLATE) -> Path:
@@ -115,65 +108,3 @@ def serving(store: Path, name: str, *words: str) -> Iterator[Serving]:
         finally:
             process.terminate()
             process.wait(240)
-
-
-class Terminal:
-    """A command on a terminal of its own."""
-
-    def __init__(self, *line: str) -> None:
-        process, self._file = pty.fork()
-        if process == 0:
-            os.environ["TERM"] = "dumb"
-            os.execv(line[0], line)  # noqa: S606
-        self._process = process
-        self.shown = ""
-        self._seen = 0
-
-    def wait_for(self, text: str) -> None:
-        """Read until the text is shown, after the last one that was waited for.
-
-        Raises: AssertionError if it never is.
-        """
-        end = time.monotonic() + _PATIENCE_S
-        while text not in self.shown[self._seen :]:
-            assert time.monotonic() < end, f"{text!r} is not shown: {self.shown[self._seen :]!r}"
-            if not self._read(1):
-                raise AssertionError(f"ended before {text!r}: {self.shown[self._seen :]!r}")
-        self._seen = self.shown.index(text, self._seen) + len(text)
-
-    def send(self, text: str) -> None:
-        os.write(self._file, text.encode())
-
-    def interrupt(self) -> None:
-        """Type Ctrl-C at a prompt that is shown.
-
-        CPython's `input` shows the prompt, then waits for a key. A signal in between is noticed
-        with the next key only (Modules/readline.c: readline_until_enter_or_signal).
-        """
-        end = time.monotonic() + _PATIENCE_S
-        while self._state() != "S":
-            is_running = self._read(0.01)
-            assert is_running and time.monotonic() < end, "the command does not wait for a key"  # noqa: PT018  # one fault
-        self.send("\x03")
-
-    def _state(self) -> str:
-        """Return the state of the command's main thread: "S" while it waits (proc_pid_stat(5))."""
-        return Path(f"/proc/{self._process}/stat").read_text().rpartition(") ")[2][0]
-
-    def end(self) -> int:
-        """Return the exit code of the command, which ends now."""
-        while self._read(1):
-            pass
-        _, status = os.waitpid(self._process, 0)
-        os.close(self._file)
-        return os.waitstatus_to_exitcode(status)
-
-    def _read(self, seconds: float) -> bool:
-        if not select.select([self._file], [], [], seconds)[0]:
-            return True
-        try:
-            data = os.read(self._file, 4096)
-        except OSError:  # Linux says this when the other end is closed
-            return False
-        self.shown += data.decode(errors="replace")
-        return bool(data)

@@ -12,7 +12,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
 from typing import TypeVar
 
@@ -137,13 +137,11 @@ class Case:
             before()
 
         line = [argument.format(work=self.work, store=root) for argument in self.command.arguments]
-        program = self.command.program
         return run(
             *line,
             within=[] if decide is None else [self.work, root],
             decide=decide or (lambda _call: None),
             before=prepare,
-            program=partial(program, self.work, root) if program is not None else None,
         )
 
     def check(self, root: Path, done: Done, figures: Figures, what: object) -> Found:
@@ -198,13 +196,6 @@ def check_clean(root: Path, figures: Figures, what: object) -> None:
     left = [*found.temporary, *found.orphans]
     is_clean = done.code == 0 and not left
     figures.expect(is_clean, "left after prune", f"{what}: {done.code} {done.err} {left}")
-
-
-def check_verify(root: Path, figures: Figures, what: object) -> None:
-    """Count where our own verify says something else than the checker."""
-    done, found = run("verify", "--store", root), look(root)
-    code = 3 if found.corrupt or found.dangling else 0
-    figures.expect(done.code == code, "verify disagrees", f"{what}: {done} {found}")
 
 
 def check_sound(found: Found, figures: Figures, at: object, wanted: Found = SOUND) -> bool:

@@ -16,7 +16,7 @@ from blobstore.store.local.store import open_store
 _NAMES = tuple(f"{name}:latest" for name in "abcdef")
 _TYPES = (None, "int4", "mxfp4")
 _SOURCES = 3
-CALLS = {"pack": 90, "unpack": 70, "rm": 20, "cp": 30, "mv": 35, "import": 80, "prune": 30}
+CALLS = {"rm": 20, "cp": 30, "mv": 35, "import": 80, "prune": 30}
 """About as many as a command of that kind makes, so that most kills come before its end."""
 
 

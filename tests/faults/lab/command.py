@@ -67,13 +67,12 @@ def run(
     within: Iterable[Path] = (),
     decide: Decide = lambda _call: None,
     before: Callable[[], None] = lambda: None,
-    program: Callable[[], None] | None = None,
 ) -> Done:
     """Run ``blobstore ARGUMENTS…`` in a fork of this process.
 
     With ``within``, its calls on paths below those folders, and its prints, are noted, and
-    ``decide`` is asked about each. ``before`` is called in the child first. ``program`` is run
-    instead of the command line. One that does nothing for four minutes is killed, and hung.
+    ``decide`` is asked about each. ``before`` is called in the child first. One that does nothing
+    for four minutes is killed, and hung.
     """
     if within and not CAN_STOP:
         raise NotShownError("system calls can be stopped at on Linux on x86-64 only")
@@ -83,7 +82,7 @@ def run(
     if pid == 0:
         ours.close()
         asked = theirs if within else None
-        _be_the_command([*map(str, arguments)], outputs, asked, before, program)
+        _be_the_command([*map(str, arguments)], outputs, asked, before)
     theirs.close()
     calls: list[Call] = []
     try:
@@ -108,7 +107,6 @@ def _be_the_command(
     outputs: list[int],
     asked: socket.socket | None,
     before: Callable[[], None],
-    program: Callable[[], None] | None,
 ) -> None:
     """Be the command; this never returns."""
     code = _CRASHED
@@ -124,7 +122,7 @@ def _be_the_command(
         before()
         if asked is not None:
             socket.send_fds(asked, [b"."], [stop_at_calls()])
-        (program or main)()
+        main()
         code = 0
     except SystemExit as end:
         code = end.code if isinstance(end.code, int) else int(end.code is not None)

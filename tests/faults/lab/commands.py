@@ -5,11 +5,9 @@ from __future__ import annotations
 import fcntl
 import io
 import pkgutil
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass
-from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -23,15 +21,12 @@ from support.checkpoints import normal, safetensors_bytes, small_tensors, write_
 import blobstore
 from blobstore import hashing
 from blobstore.cli.main import run as command_line
-from blobstore.errors import BlobStoreError
 from blobstore.importer import writing
 from blobstore.names import ModelName
 from blobstore.store.archive.saving import save_models
-from blobstore.store.bucket.bucket_store import open_bucket_store
 from blobstore.store.care.prune import prune
 from blobstore.store.local import session
 from blobstore.store.local.store import Store, open_store, pack
-from blobstore.testing.blobs import commit, data_of, descriptor_of
 
 Tensors = dict[str, np.ndarray[Any, Any]]
 
@@ -40,14 +35,13 @@ Tensors = dict[str, np.ndarray[Any, Any]]
 class Command:
     """A command to disturb: how to make its store, and its arguments.
 
-    ``{work}`` in an argument is the folder, ``{store}`` the store in it. ``program`` is run with
-    both instead of the command line.
+    ``{work}`` in an argument is the folder, ``{store}`` the store in it. The command's process
+    calls ``before`` first.
     """
 
     name: str
     prepare: Callable[[Path, Store], None]
     arguments: tuple[str, ...]
-    program: Callable[[Path, Path], None] | None = None
     before: Callable[[], None] = lambda: None
 
 
@@ -84,11 +78,6 @@ def _add(
 def _beside(work: Path, store: Store) -> None:
     write_checkpoint(work / "new", model("new"))
     _add(work, store, "old")
-
-
-def _over(work: Path, store: Store) -> None:
-    _beside(work, store)
-    _add(work, store, "new", model("older"), quant="int8")
 
 
 def _damaged(work: Path, store: Store) -> None:
@@ -177,27 +166,6 @@ def _file(work: Path, store: Store) -> None:
     (store.root / "m.safetensors").write_bytes(data)
 
 
-def _full_cache(work: Path, store: Store) -> None:
-    """A bucket, and a full cache of its first blobs."""
-    commit(open_store(work / "bucket"), "m", *(data_of(100_000, number) for number in range(6)))
-    run(program=partial(_read_through_cache, work, store.root, range(4)))
-
-
-def _read_through_cache(work: Path, cache: Path, numbers: range = range(2, 6)) -> None:
-    """Read blobs of a bucket through a cache of four, and end like the command line."""
-    try:
-        store = open_bucket_store(f"file://{work / 'bucket'}", cache=cache, cache_size=400_000)
-        blobs = [data_of(100_000, number) for number in numbers]
-        store.prefetch([descriptor_of(data) for data in blobs])
-        for data in blobs:
-            with store.blobs.open(descriptor_of(data)) as reader:
-                if reader.read(0, reader.size) != data:
-                    raise AssertionError("wrong bytes")
-    except BlobStoreError as error:
-        sys.stderr.write(f"Error: {error}\n")
-        raise SystemExit(1) from None
-
-
 NEW = ModelName.parse("new")
 PRUNE_ALL = ("prune", "--grace", "0s", "--sole-owner", "--forget")
 _IN = ("--store", "{store}")
@@ -208,7 +176,6 @@ _EXPORT = ("export", "old", "{store}-out", "--jobs", "1", "--max-shard-size", "5
 _METADATA = ("metadata", "set", "{store}/m.safetensors", "k")
 COMMANDS = (
     Command("import", _beside, _IMPORT),
-    Command("import over an older one", _over, _IMPORT),
     Command("import over damage", _damaged, (*_IMPORT, "--verify-reuse")),
     Command("import that was killed", _killed, _IMPORT),
     Command("import of a large tensor", _large, _IMPORT),
@@ -229,9 +196,8 @@ FILE_COMMANDS = (
     Command("save", _two, ("save", "old", "-o", "{store}-out.tar", "--jobs", "1", *_IN)),
     Command("metadata set in one sector", _file, (*_METADATA, "o" * 1990 + "n" * 10)),
     Command("metadata set in a longer header", _file, (*_METADATA, "n" * 9000)),
-    Command("a cache of a bucket", _full_cache, (), _read_through_cache),
 )
-"""Commands that write a folder, a file or a cache, beside the store's own folders."""
+"""Commands that write a folder or a file, beside the store's own folders."""
 READERS = (
     Command("list", _two, ("list", *_IN)),
     Command("show", _two, ("show", "old", "--tensors", "--coverage", *_IN)),

@@ -91,7 +91,6 @@ class Fail:
 
 
 KILL = Signal(signal.SIGKILL)
-INTERRUPT = Signal(signal.SIGINT)
 PRETEND = Fail(0)
 Action = Signal | Fail
 Decide = Callable[[Call], Action | None]

@@ -61,7 +61,6 @@ def want(several: Path) -> str:
         ("c_sharded", {"quant": "int4"}),
         ("e_fp8_block_bf16scale", {}),
         ("f_ct_nvfp4", {"rules": ["*.0.*proj*=int4"], "requantize": True}),
-        ("x_truncated_data", {}),
     ],
 )
 def test_some_sources_have_the_digests_of_a_local_import(
@@ -71,7 +70,7 @@ def test_some_sources_have_the_digests_of_a_local_import(
     wanted = outcome(folder, MemoryStore(), **options)
     with streamed(SMALL, declared=True) as fetched:
         assert outcome(folder, MemoryStore(), **options) == wanted
-    assert fetched.nbytes > 0 or "Error" in wanted
+    assert fetched.nbytes > 0
 
 
 @pytest.mark.parametrize("declared", [False, True])

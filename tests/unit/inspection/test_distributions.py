@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 import pytest
 from support.checkpoints import raw_safetensors, safetensors_bytes, small_tensors, write_checkpoint
@@ -104,20 +103,6 @@ def test_odd_values_are_counted_apart(store: Store, tmp_path: Path) -> None:
             assert (sum(found.counts), found.infinite, found.nan) == (finite, infinite, nan)
             assert found.total == len(values)
             assert np.isfinite([found.rms, *found.edges]).all()
-
-
-DTYPES: list[Any] = [
-    *(np.float64, np.float16, ml_dtypes.bfloat16, np.int64, np.uint8, ml_dtypes.float8_e5m2)
-]
-
-
-def test_every_dtype_is_counted(store: Store, tmp_path: Path) -> None:
-    values = {f"t{n}": np.arange(1, 9).astype(dtype) for n, dtype in enumerate(DTYPES)}
-    with stored(store, tmp_path, values) as model:
-        for name in values:
-            found = distribution_of(model[name])
-            assert (found.codes, found.values.low, found.values.high) == (None, 1, 8)
-            assert sum(found.values.counts) == 8
 
 
 def test_what_has_no_histogram_is_a_typed_error(store: Store, tmp_path: Path) -> None:

@@ -27,7 +27,6 @@ from blobstore.errors import (
     StorageError,
     UsageError,
 )
-from blobstore.inspection import metadata
 
 DATA = bytes(range(256)) * 40
 ENTRY = '"x":{"dtype":"U8","extra":[1.5,{"deep":null}],"shape":[10240],"data_offsets":[0,10240]}'
@@ -205,19 +204,6 @@ def test_edits_at_once_lose_nothing(file: Path) -> None:
     with ThreadPoolExecutor(4) as pool:
         list(pool.map(edit, range(12)))
     assert_sound(file, {"a": "1", "ü": "ü"} | {f"key{n}": "v" * 100 for n in range(12)})
-
-
-def test_an_edit_that_takes_long_makes_others_give_up(
-    file: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(metadata, "_WAIT_S", 0)
-
-    def edit_too(_: int, __: str) -> None:
-        with pytest.raises(BusyError, match="another process"):
-            blobstore.edit_metadata(file, {"a": "2"})
-
-    blobstore.edit_metadata(file, {"long": "x" * 5000}, progress=edit_too)
-    assert blobstore.read_metadata(file)["a"] == "1"
 
 
 def test_a_file_that_changes_while_it_is_copied_is_left_alone(file: Path) -> None:

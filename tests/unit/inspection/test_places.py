@@ -57,15 +57,6 @@ def test_shards_without_an_index(tmp_path: Path) -> None:
         inspect(folder)
 
 
-def test_a_single_file_beside_shards_is_what_counts(tmp_path: Path) -> None:
-    folder = write_sparse_folder(tmp_path, TENSORS, shards=5)
-    (folder / INDEX).unlink()
-    write_sparse(folder / "model.safetensors", {"x": ("F32", (3,))})
-    found = inspect(folder)
-    assert found.parameter_count == {"F32": 3}
-    assert "'model-00001-of-00005.safetensors'" in found.notes[0]
-
-
 def test_files_of_any_name_each_for_itself(tmp_path: Path) -> None:
     """Two adapters have tensors of the same names.
 
@@ -135,14 +126,6 @@ def test_damaged_files_are_refused_by_rule(tmp_path: Path) -> None:
     (folder / SHARD).write_bytes(b"{}")
     with pytest.raises(HeaderError, match="F1"):
         inspect(folder)
-
-
-def test_metadata_that_differ_are_said(tmp_path: Path) -> None:
-    for name, metadata in (("a", {"format": "pt", "x": "1"}), ("b", {"format": "pt", "x": "2"})):
-        write_sparse(tmp_path / f"{name}.safetensors", {name: ("F32", (3,))}, metadata)
-    found = inspect(tmp_path)
-    assert found.metadata == {"format": "pt"}
-    assert any("'x'" in note for note in found.notes)
 
 
 def test_a_stored_model_has_the_metadata_of_its_source(store: Store, tmp_path: Path) -> None:

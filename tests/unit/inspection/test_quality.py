@@ -14,7 +14,6 @@ from support.checkpoints import (
     BF16,
     normal,
     safetensors_bytes,
-    small_tensors,
     write_checkpoint,
 )
 from support.stores import blob_path, commit_model, link_by_hand, open_files, stored_arrays
@@ -46,18 +45,6 @@ def measured(
     return blobstore.measure_quality("m", write_checkpoint(folder / "source", source), store=store)
 
 
-def test_unquantized_tensors_are_compared_and_count_no_weights(
-    store: Store, tmp_path: Path
-) -> None:
-    tensors = small_tensors()
-    report = measured(store, tmp_path, tensors, tensors | {"more": np.arange(4)})
-    assert report.name == ModelName.parse("m")
-    assert [tensor.name for tensor in report.tensors] == sorted(tensors)
-    assert {(tensor.type_name, tensor.quantized) for tensor in report.tensors} == {("BF16", False)}
-    assert {tensor.errors for tensor in report.tensors} | {report.errors} == {Errors()}
-    assert (report.errors.rmse, report.errors.relative_rmse, report.errors.cosine) == (0, 0, 1)
-
-
 def test_a_report_is_the_same_for_any_threads_and_forms_of_a_source(
     store: Store, snapshot: Snapshot
 ) -> None:
@@ -76,18 +63,6 @@ def test_a_report_is_the_same_for_any_threads_and_forms_of_a_source(
     assert keys == sorted(keys)
     assert keys[0][0] < -0.05
     assert report.tensors[-1].errors.count == 0
-
-
-def test_a_source_of_zeros_has_no_relative_error_and_comes_first(
-    store: Store, tmp_path: Path
-) -> None:
-    good = {"a.weight": normal("a", 32, 64), W: normal("x", 32, 64)}
-    report = measured(store, tmp_path, good, good | {W: np.zeros((32, 64), BF16)}, quant="int8")
-    first, second = report.tensors
-    assert (first.name, first.errors.relative_rmse, first.errors.cosine) == (W, None, 0)
-    assert first.errors.rmse > 0
-    assert second.errors.relative_rmse is not None
-    assert report.errors.relative_rmse is not None
 
 
 def test_empty_tensors(store: Store, tmp_path: Path) -> None:

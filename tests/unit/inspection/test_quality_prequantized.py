@@ -5,10 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from support.checkpoints import LLAMA_CONFIG, normal, write_checkpoint
-from support.producers import COPIED, Kind, block_fp8, nvfp4
+from support.producers import COPIED, Kind, nvfp4
 
 import blobstore
 from blobstore.store.local.store import Store
@@ -38,23 +37,6 @@ def test_a_copy_has_no_error(store: Store, tmp_path: Path, kind: Kind) -> None:
     assert (found.type_name, found.shape) == (weight.quant_type, (6, 256))
     errors = found.errors
     assert (errors.count, errors.max_error, errors.rmse, errors.cosine) == (6 * 256, 0, 0, 1)
-
-
-@pytest.mark.parametrize(
-    ("kind", "quant"), [(MODELOPT, "int4"), (block_fp8(), "int4")], ids=["modelopt", "fp8"]
-)
-def test_a_tensor_that_was_quantized_again_is_measured(
-    store: Store, tmp_path: Path, kind: Kind, quant: str
-) -> None:
-    weight = kind.make(UP, (6, 256))
-    source = source_of(tmp_path / "s", kind, weight)
-    blobstore.import_model(source, "m", store=store, quant=quant, requantize=True)
-    with blobstore.open_model("m", store=store) as model:
-        error = model[weight.name].dequantize().astype(np.float64) - weight.values
-    measured = blobstore.measure_quality("m", source, store=store).tensors[0]
-    assert (measured.name, measured.type_name, measured.kept) == (weight.name, quant, False)
-    assert measured.errors.rmse == pytest.approx(np.sqrt(np.mean(error**2)))
-    assert measured.errors.max_error == np.abs(error).max()
 
 
 def test_a_float_model_against_a_quantized_source_and_the_other_way_round(

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import huggingface_hub
 import pytest
-from support.checkpoints import safetensors_bytes, small_tensors, write_checkpoint
+from support.checkpoints import write_checkpoint
 
 import blobstore
 from blobstore.errors import NotFoundError, StorageError, UsageError
@@ -81,14 +81,3 @@ def test_nothing_of_that_name(store: Store, target: str | Path) -> None:
     with pytest.raises((NotFoundError, StorageError)) as caught:
         inspect(target, store=store)
     assert ("stored model" in caught.value.message) == (target == "missing")
-
-
-def test_a_path_needs_no_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "tiny").write_bytes(safetensors_bytes(small_tensors()))
-    monkeypatch.setattr(Path, "home", lambda: tmp_path)
-    (tmp_path / ".ollama").mkdir()
-    (tmp_path / ".ollama" / "models").write_text("no folder")
-    assert inspect("tiny").kind is TargetKind.FILE
-    with pytest.raises(StorageError):
-        inspect("other")

@@ -7,12 +7,10 @@ import shutil
 from pathlib import Path
 
 import mlx_lm
-import pytest
 from support import PYCODE, PYCODE_MOE
 from support.checkpoints import write_checkpoint
 
 import blobstore
-from blobstore.cli.main import run
 from blobstore.mlx_lm import check_plan
 from blobstore.model.facts import Runs
 
@@ -39,8 +37,3 @@ def test_what_does_not_fit_is_told(tmp_path: Path) -> None:
 def test_without_a_tokenizer_it_is_the_tables_word(tmp_path: Path) -> None:
     plan = blobstore.plan_import(write_checkpoint(tmp_path / "in"))
     assert [check_plan(plan)] == [one for one in plan.runs_in if one.runtime == "mlx-lm"]
-
-
-def test_the_command_says_it(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["plan", str(PYCODE), "--quant", "nvfp4", "--check"]) == 0
-    assert f"Runs in mlx-lm {mlx_lm.__version__} (checked)" in capsys.readouterr().out

@@ -13,14 +13,12 @@ import pytest
 from support import PYCODE, PYCODE_MOE
 
 from blobstore.errors import UnsupportedSourceError
-from blobstore.formats.dtypes import DType
 from blobstore.formats.quant import Quantization, QuantType
 from blobstore.formats.safetensors.header import header_of
 from blobstore.io.ranges import FileReader
 from blobstore.model.facts import TensorFacts
-from blobstore.model.network import NetworkPlan, check_counts, plan_network, planned_arrays
+from blobstore.model.network import NetworkPlan, check_counts, plan_network
 from blobstore.model.on_mlx_lm import mlx_lm_errors
-from blobstore.model.sanitize import Joined
 
 INT4 = Quantization(QuantType.INT4, 32)
 NVFP4 = Quantization(QuantType.NVFP4, 16)
@@ -43,21 +41,6 @@ def parameter(plan: NetworkPlan, name: str) -> Any:
     return next(one for one in plan.parameters if one.name == name)
 
 
-def test_experts_become_one_parameter_with_their_codes() -> None:
-    plan = plan_network(config_of(PYCODE_MOE), tensors_of(PYCODE_MOE, INT4), "m")
-    up = parameter(plan, "model.layers.0.mlp.switch_mlp.up_proj.weight")
-    assert up.quantization == INT4
-    assert isinstance(up.expression, Joined)
-    assert plan.dequantized == []
-    arrays = {array.name: array for array in planned_arrays(plan)}
-    codes, scales = (
-        arrays[f"model.layers.0.mlp.switch_mlp.up_proj.{part}"] for part in ("weight", "scales")
-    )
-    experts, rows, cols = up.expression.shape
-    assert (codes.dtype, codes.shape) == (DType.U32, (experts, rows, cols // 8))
-    assert (scales.dtype, scales.shape) == (DType.BF16, (experts, rows, cols // 32))
-
-
 def test_experts_of_different_types_get_values() -> None:
     tensors = [
         one._replace(quantization=Quantization(QuantType.INT8, 64))
@@ -69,20 +52,6 @@ def test_experts_of_different_types_get_values() -> None:
     assert parameter(plan, "model.layers.0.mlp.switch_mlp.up_proj.weight").quantization is None
     assert parameter(plan, "model.layers.0.mlp.switch_mlp.down_proj.weight").quantization == INT4
     assert plan.dequantized[0] == f"{EXPERTS}.0.up_proj.weight"
-
-
-def test_global_scales_are_honoured_where_a_module_can() -> None:
-    tensors = [
-        one._replace(
-            quantization=NVFP4 if "proj" in one.name or "embed" in one.name else None,
-            double_scaled="norm" not in one.name,
-        )
-        for one in tensors_of(PYCODE)
-    ]
-    plan = plan_network(config_of(PYCODE), tensors, "m")
-    assert parameter(plan, "model.layers.0.mlp.up_proj.weight").quantization == NVFP4
-    assert parameter(plan, "model.embed_tokens.weight").quantization is None
-    assert plan.dequantized == ["model.embed_tokens.weight"]
 
 
 def test_what_does_not_fit_is_refused_with_the_reason() -> None:

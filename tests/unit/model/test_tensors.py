@@ -12,7 +12,7 @@ import pytest
 import torch
 from support import PYCODE, PYCODE_MOE
 from support.arrays import bits, bits_of_parts, plain
-from support.checkpoints import normal, raw_safetensors, safetensors_bytes, write_checkpoint
+from support.checkpoints import normal, raw_safetensors, safetensors_bytes
 from support.stores import link_by_hand, stored_arrays
 
 import blobstore
@@ -188,19 +188,12 @@ def test_what_a_library_can_not_hold_is_an_unsupported_source(store: Store) -> N
         model["f32"].array("jax")  # type: ignore[arg-type]  # refused
 
 
-@pytest.mark.parametrize("quant", [None, "int8"])
-def test_numpy_asarray(quant: str | None, store: Store, tmp_path: Path) -> None:
-    blobstore.import_model(write_checkpoint(tmp_path / "m"), "m", store=store, quant=quant)
-    with blobstore.open_model("m", store=store) as model:
-        for tensor in model.values():
-            values = np.asarray(tensor)
-            assert values.shape == tensor.shape
-            assert (values.astype(np.float32) == tensor.dequantize()).all()
-            assert np.asarray(tensor, np.float64).dtype == np.float64
-            assert np.array(tensor).flags.writeable
-            if tensor.quant_type is None:
-                assert not values.flags.writeable
-                assert np.shares_memory(values, tensor.numpy())
-            else:
-                with pytest.raises(ValueError, match="without a copy"):
-                    tensor.__array__(copy=False)
+def test_numpy_asarray(dense: Model) -> None:
+    values = np.asarray(dense[UP])
+    assert (values.astype(np.float32) == dense[UP].dequantize()).all()
+    assert np.asarray(dense[UP], np.float64).dtype == np.float64
+    with pytest.raises(ValueError, match="without a copy"):
+        dense[UP].__array__(copy=False)
+    kept = dense["model.norm.weight"]
+    assert np.shares_memory(np.asarray(kept), kept.numpy())
+    assert np.array(kept).flags.writeable
