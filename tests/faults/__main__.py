@@ -23,7 +23,7 @@ from faults.lab.commands import warm_up
 from support.mounts import NotShownError
 
 EXPERIMENTS = {
-    "kills": (kills.experiment, 36),
+    "kills": (kills.experiment, 24),
     "power_cuts": (power_cuts.experiment, 12),
     "errors": (errors.experiment, 48),
     "soak": (soak.experiment, 200),
