@@ -247,9 +247,6 @@ def test_what_verify_found(browser: Browser, tmp_path: Path) -> None:
         page = site.open("/usage")
         site.expect(page.get_by_text("This store has not been verified yet.")).to_be_visible()
         assert run(["verify", "--store", str(store.root)]) == 0
-        space = page.get_by_role("table", name="Disk space by model").locator("tbody tr")
-        assert space.inner_text().split() == [DENSE, *["5.98", "MB", "5.98", "MB", "0", "B"]]
-        site.expect(page.locator("#shared [role=img] svg")).to_have_count(1)
         verdict = site.open("/usage").locator(".verdict")
         assert verdict.inner_text().startswith("✓ All sound 55")
         damage_largest_blob(store)

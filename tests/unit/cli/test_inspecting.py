@@ -1,4 +1,4 @@
-"""``inspect``, ``quality`` and ``report``: hostile names, and what is refused."""
+"""``inspect`` of hostile names, and ``report``."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-import pytest
 from support.checkpoints import raw_safetensors
 from support.commands import Cli
 from support.sparse import header
@@ -23,9 +22,6 @@ HOSTILE = {
 }
 
 
-# inspect
-
-
 def test_hostile_names_are_escaped_and_cut_and_exact_in_json(cli: Cli, tmp_path: Path) -> None:
     entries, nbytes = header(dict.fromkeys(HOSTILE, ("F32", (2,))), HOSTILE)
     path = tmp_path / "m\x1b.safetensors"
@@ -39,66 +35,20 @@ def test_hostile_names_are_escaped_and_cut_and_exact_in_json(cli: Cli, tmp_path:
     assert cli.json("inspect", path)["header"] == entries
 
 
-# report, quality --plot and plan --html
-
-
-@pytest.fixture
-def imported(cli: Cli, source: Path) -> Cli:
-    """Commands on a store with the model ``m``, made of ``source``."""
-    cli.text("import", source, "m", "--quant", "int4")
-    return cli
-
-
 def inlined(page: Path) -> Any:
     return json.loads(page.read_text().split('id="inlined">')[1].split("</script>")[0])
 
 
-def test_a_report_is_written_once(imported: Cli, source: Path, tmp_path: Path) -> None:
+def test_a_report_is_written_once(cli: Cli, source: Path, tmp_path: Path) -> None:
+    cli.text("import", source, "m", "--quant", "int4")
     output = tmp_path / "report.html"
-    imported.text("quality", "m", "--against", source)
+    cli.text("quality", "m", "--against", source)
     words = ("report", "m", "-o", output)
-    assert imported.text(*words).startswith(f"{output}: ")
+    assert cli.text(*words).startswith(f"{output}: ")
     quality = inlined(output)["answers"]["quality"]  # what `quality` kept
     assert (quality["against"], quality["measured"] is None) == ("tiny", False)
-    assert "--force" in imported.refused(*words)
-    assert imported.json(*words, "--force")["page"] == str(output)
+    assert "--force" in cli.refused(*words)
+    assert cli.json(*words, "--force")["page"] == str(output)
     plan = ("plan", source, "--quant", "int4", "--html", tmp_path / "plan.html")
-    imported.text(*plan)
-    assert "already exists" in imported.refused(*plan)
-
-
-@pytest.mark.parametrize(
-    ("words", "code", "says"),
-    [
-        ("m", 2, "nothing to write"),
-        ("m --against gone:x -o a", 1, "gone:x"),
-        ("m -o -", 2, "written to standard output"),
-        # A page without a place is refused before its model is read.
-        ("missing -o tiny --force", 1, "tiny is not a regular file"),
-    ],
-)
-def test_refusals_of_report(
-    imported: Cli,
-    source: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    words: str,
-    code: int,
-    says: str,
-) -> None:
-    monkeypatch.chdir(source.parent)
-    assert says in imported.refused("report", *words.split(), code=code)
-    assert not Path("a").exists()
-
-
-def test_a_plot_in_the_terminal(
-    imported: Cli, source: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("COLUMNS", "50")
-    words = ("quality", "m", "--against", source)
-    text, both = imported.text(*words), imported.text(*words, "--plot")
-    assert both.startswith(text)
-    assert text.endswith("2 tensors are stored as they were\n")
-    plot = both.removeprefix(text).splitlines()
-    assert plot[1].startswith("Relative rmse")
-    assert max(map(len, plot)) <= 50
-    assert "\x1b" not in both
+    cli.text(*plan)
+    assert "already exists" in cli.refused(*plan)
