@@ -1,7 +1,4 @@
-"""A real web server on loopback: Debian's nginx, with its log of requests and replies.
-
-It can also limit its requests. Source: nginx.org/en/docs/http, ngx_http_limit_req_module.
-"""
+"""A real web server on loopback: Debian's nginx, with its log of requests and replies."""
 
 from __future__ import annotations
 
@@ -37,12 +34,9 @@ http {{
     gzip {gzip};
     gzip_types *;
     gzip_min_length 1;
-    limit_req_zone $server_port zone=all:1m rate={most_requests}r/s;
     server {{
         listen 127.0.0.1:{port} {tls};
         root {root};
-        location / {{ {limits} }}
-        location @later {{ add_header Retry-After 1 always; return 429; }}
     }}
 }}
 """
@@ -107,25 +101,21 @@ def nginx(
     root: Path,
     *,
     gzip: bool = True,
-    requests: int | None = None,
     tls: bool = False,
 ) -> Iterator[Nginx]:
     """Run nginx for as long as the block lasts, with its files in ``folder``.
 
     With ``gzip`` it compresses everything for whoever does not ask for the bytes as they are, and
-    has no ranges for him. For more than ``requests`` a second it answers 429.
+    has no ranges for him.
     """
     program = shutil.which("nginx", path=f"{os.environ.get('PATH', '')}:/usr/sbin:/usr/local/sbin")
     if program is None:
         cannot_run("nginx is not installed (Debian: apt-get install nginx-light)")
     folder.mkdir(parents=True, exist_ok=True)
-    limits = f"limit_req zone=all burst={requests} nodelay; limit_req_status 429;"
     settings = {
         "folder": folder,
         "root": root,
         "gzip": "on" if gzip else "off",
-        "limits": f"{limits} error_page 429 = @later;" if requests else "",
-        "most_requests": requests or 1,
         "tls": _TLS if tls else "backlog=256",
     }
 

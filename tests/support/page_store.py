@@ -48,8 +48,9 @@ HOSTILE_TEXTS: Mapping[str, Any] = {
 }
 
 
-def fill(store: Store, folder: Path) -> None:
-    """Import the models of this file into a store; their sources lie in ``folder``."""
+def filled_store(folder: Path) -> Store:
+    """Return a new store with the models of this file; their sources lie in the folder too."""
+    store = open_store(folder / "store")
     blobstore.import_model(PYCODE, DENSE, store=store, quant="int4")
     blobstore.import_model(PYCODE, BETTER, store=store, quant="int4", method="search")
     blobstore.import_model(PYCODE, WIDER, store=store, quant="int8")
@@ -57,16 +58,11 @@ def fill(store: Store, folder: Path) -> None:
     large_model(store, LARGE, TENSORS, together=100)
     blobstore.import_model(hostile(folder / "hostile"), HOSTILE, store=store, quant="int4")
     for name in (DENSE, BETTER, WIDER):
-        keep_errors(store, name)
+        keep_quality(store, measure_quality(name, PYCODE, store=store), str(PYCODE))
     broken = manifest_path(store, BROKEN)
     broken.parent.mkdir(parents=True)
     broken.write_text("{")
-
-
-def keep_errors(store: Store, name: str) -> None:
-    """Keep the errors of a model that was made of pycode-5m, as ``blobstore quality`` does."""
-    found = measure_quality(name, PYCODE, store=store)
-    keep_quality(store, found, str(PYCODE))
+    return store
 
 
 def hostile(folder: Path) -> Path:
@@ -82,9 +78,3 @@ def served(store: Store) -> Iterator[str]:
     """Run ``blobstore serve`` over a store; yield its origin, such as ``http://127.0.0.1:1234``."""
     with serving("--store", str(store.root)) as running:
         yield f"http://{running.host}"
-
-
-def filled_store(folder: Path) -> Store:
-    store = open_store(folder / "store")
-    fill(store, folder)
-    return store

@@ -34,8 +34,10 @@ def layer_errors(layers: int, name: str = "model.layers") -> list[TensorError]:
     return [*found, TensorError("model.norm.weight", "BF16", (64,), 0.0, kept=True)]
 
 
-def model_bytes(name: str, unique: int, shared: int) -> ModelUsage:
-    return ModelUsage(ModelName.parse(name), unique + shared, unique, shared)
+_USAGES = [
+    ModelUsage(ModelName.parse("tiny:int4"), 1000, 100, 900),
+    ModelUsage(ModelName.parse("b"), 900, 0, 900),
+]
 
 
 def found_distribution(name: str = "a.weight") -> ValueDistribution:
@@ -61,7 +63,7 @@ SPECIFICATIONS: dict[str, Specification] = {
     "errors": errors(layer_errors(5)),
     "scatter": scatter(layer_errors(5)),
     "frontier": frontier(_MODELS),
-    "shared": shared([model_bytes("tiny:int4", 100, 900), model_bytes("b", 0, 900)]),
+    "shared": shared(_USAGES),
     "distribution": distribution(found_distribution()),
     "distribution of equal values": distribution(
         ValueDistribution("a", "BF16", (4,), 4, 4, Histogram(0.5, 0.5, (4,), 0, 0, 0.5))

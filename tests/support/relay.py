@@ -12,7 +12,7 @@ _AT_ONCE = 32 * 2**10
 
 
 class Relay:
-    """Forwards connections to a port, and can break them.
+    """Forwards connections to a port.
 
     The Host field that clients send is the relay's, so docker-registry's own addresses lead through
     it too.
@@ -22,7 +22,6 @@ class Relay:
         self._port = port
         self.host = f"127.0.0.1:{listener.getsockname()[1]}"
         self._lock = threading.Lock()
-        self._open: set[socket.socket] = set()
         self._left = -1
         self._call: Callable[[], object] = lambda: None
 
@@ -30,14 +29,6 @@ class Relay:
         """Call once when ``nbytes`` have passed, of both directions together, from now on."""
         with self._lock:
             self._left, self._call = nbytes, call
-
-    def cut(self) -> None:
-        """Break all connections that there are now, in the middle of what they carry."""
-        with self._lock:
-            connections = list(self._open)
-        for one in connections:
-            with suppress(OSError):
-                one.shutdown(socket.SHUT_RDWR)
 
     def accept(self, listener: socket.socket) -> None:
         """Serve clients until the listener is closed."""
@@ -56,14 +47,10 @@ class Relay:
             for one in (client, server):
                 one.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
                 one.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _AT_ONCE)
-            with self._lock:
-                self._open |= {client, server}
             there = threading.Thread(target=self._pump, args=(client, server), daemon=True)
             there.start()
             self._pump(server, client)
             there.join()
-            with self._lock:
-                self._open -= {client, server}
 
     def _pump(self, source: socket.socket, target: socket.socket) -> None:
         with suppress(OSError):

@@ -13,7 +13,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 from support.checkpoints import write_checkpoint
-from support.nested import DEEP, nest
 from support.stores import commit_model, manifest_path
 
 import blobstore
@@ -28,8 +27,22 @@ from blobstore.store.care.verify import verify
 from blobstore.store.local.store import Store
 
 TERABYTE = 2**40
+DEEP = 1050
 DATA = b"\x08\0\0\0\0\0\0\0{}      "
 M = ModelName.parse("m")
+
+
+def nest(folder: Path) -> Path:
+    """Make nested folders, deeper than Python recurses and than a path may be long."""
+    folder.mkdir(parents=True, exist_ok=True)
+    inner = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    for _ in range(DEEP):
+        os.mkdir("deep", dir_fd=inner)
+        outer, inner = inner, os.open("deep", os.O_RDONLY | os.O_DIRECTORY, dir_fd=inner)
+        os.close(outer)
+    os.close(os.open("file", os.O_CREAT | os.O_WRONLY, dir_fd=inner))
+    os.close(inner)
+    return folder / "deep"
 
 
 def vast(path: Path) -> Path:
