@@ -2,7 +2,7 @@
 
 The digests and hashes of the records hold for exactly these bytes: weights are seeded by tensor
 name, tensors lie in the order in which they are yielded here, and the JSON documents
-(fixtures/ollama-sources.json) are stored as they stand.
+(fixtures/ollama-*.json) are stored as they stand.
 """
 
 from __future__ import annotations
@@ -17,11 +17,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from support import (
-    FIXTURES,
-    architecture_sources as architectures,
-    prequantized_sources as prequantized,
-)
+from support import FIXTURES, prequantized_sources as prequantized
 from support.ollama_weights import (
     BF16,
     EXPERT,
@@ -46,6 +42,8 @@ F8 = np.dtype(ml_dtypes.float8_e4m3fn)
 _DTYPE_NAMES = {BF16: "BF16", F16: "F16", F32: "F32", F8: "F8_E4M3"}
 _DTYPE_NAMES |= {np.dtype(np.uint8): "U8", np.dtype(np.uint32): "U32"}
 _DOCUMENTS: dict[str, Json] = json.loads((FIXTURES / "ollama-sources.json").read_text())
+_ARCHITECTURES = json.loads((FIXTURES / "ollama-architectures.json").read_text())
+"""Configs, and shapes by name, of sources whose architectures have their own policy."""
 LLAMA, QWEN3_MOE, FP8 = (_DOCUMENTS[name] for name in ("llama", "qwen3_moe", "fp8"))
 _MODELOPT, _COMPRESSED = (_DOCUMENTS[name] for name in ("modelopt", "compressed"))
 
@@ -225,6 +223,18 @@ def _nvfp4(layers: int, settings: Json, change: Callable[[Path], object] = str) 
     )
 
 
+def _of_architecture(config: Json, shapes: dict[str, list[int]]) -> Source:
+    """Return a source whose norms are about 1."""
+
+    def weight(name: str) -> Weight:
+        if "norm" in name:
+            return norm(name.removesuffix(".weight"), *shapes[name])
+        is_f32 = name.endswith((".A_log", ".e_score_correction_bias"))
+        return Weight(name, tuple(shapes[name]), dtype=F32 if is_f32 else BF16)
+
+    return Source(config, lambda: _arrays(map(weight, shapes)))
+
+
 def _beside(file: str, name: str, weight: Weight) -> Callable[[Path], None]:
     """Return what writes another file of weights beside the others."""
     return lambda folder: _write_safetensors(folder / file, {name: weight.array()})
@@ -280,12 +290,7 @@ SOURCES = {
     "g_f16": _dense(4, F16, torch_dtype="float16"),
     "g_f32": _dense(2, F32, torch_dtype="float32"),
     "h_cohere2_moe": Source(_COHERE2, _cohere2_moe),
-    "h_gemma4": _plain(architectures.gemma4_config(10), architectures.gemma4, 10),
-    "h_gemma4_moe8": _plain(
-        architectures.gemma4_config(4, 8), architectures.gemma4, 4, experts=8, keys=64
-    ),
-    "h_nemotron_h": _plain(architectures.NEMOTRON_H, architectures.nemotron_h),
-    "h_qwen3_5_moe": _plain(architectures.QWEN35_MOE, architectures.qwen35_moe),
+    **{name: _of_architecture(**rows) for name, rows in _ARCHITECTURES.items()},
     "z_draft": _dense(1),
 }
 
