@@ -27,9 +27,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from processes import Run, retire, run
 from sources import FULL_SIZE_GB, Sources, warm
 from support import FIXTURES
-from support.hub_stand_in import REPOSITORY, hub_stand_in
+from support.hub_stand_in import REPOSITORY, HubStandIn, RepositoryFile, repository_files
 from support.nginx import nginx
 from support.registries import CERTIFICATE, registry
+from support.servers import server
 from support.sparse import write_sparse_folder
 from tables import machine, show, table
 
@@ -116,9 +117,15 @@ def fetched(python: str, at: Places) -> Iterator[Line]:
 @contextmanager
 def downloaded(python: str, at: Places) -> Iterator[Line]:
     """Download from a stand-in for the Hub on loopback, and convert."""
-    with hub_stand_in(at.work / "hub", at.source) as hub:
+    with nginx(at.work / "nginx", at.source, gzip=False) as store, server() as hub:
+
+        def signer(file: RepositoryFile) -> str:
+            return f"{store.url}/{file.name}"
+
+        hub.play(HubStandIn(repository_files(at.source), signer))
         here = at.work / "downloaded"
-        hf = f"HF_HUB_OFFLINE=0 HF_ENDPOINT={hub.url} HF_HUB_DISABLE_XET=1 HF_HOME=target-home"
+        url = hub.at("").rstrip("/")
+        hf = f"HF_HUB_OFFLINE=0 HF_ENDPOINT={url} HF_HUB_DISABLE_XET=1 HF_HOME=target-home"
         download = f"{hf} $PYTHON -m huggingface_hub.cli.hf download {REPOSITORY}"
         options = ("--q-bits", "4", "--q-group-size", "32")
         text = f"{download} --local-dir {here} >/dev/null; {convert(*options, source=str(here))}"

@@ -6,14 +6,14 @@ Marked `lab`: it needs these programs.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
 from support import PYCODE_MOE
 from support.cloud_services import SERVICES
 from support.far_rigs import Blobs, blobs_of, far_rig
-from support.hub_stand_in import REPOSITORY, Rules, hub_stand_in
+from support.hub_stand_in import REPOSITORY, Rules
 from support.many import expert_shards
 from support.nginx import nginx
 
@@ -43,8 +43,11 @@ def serving(place: str, work: Path, sources: dict[str, Path]) -> Iterator[Opener
         with nginx(work / "nginx", work / "root") as server:
             yield lambda name: open_folder(f"{server.url}/{name}")
     elif place == "hub":
-        with hub_stand_in(work, {f"org/{name}": path for name, path in sources.items()}) as hub:
-            yield lambda name: open_folder(f"hf://org/{name}", endpoint=hub.url)
+        with ExitStack() as stack:
+            rigs = {
+                name: stack.enter_context(far_rig("hub", path)) for name, path in sources.items()
+            }
+            yield lambda name: rigs[name].open()
     else:
         with SERVICES[place](work) as bucket:
             for name, folder in sources.items():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import struct
 import zlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -82,4 +82,22 @@ def write_checkpoint(
         safetensors_bytes(small_tensors() if tensors is None else tensors)
     )
     (folder / "config.json").write_text(json.dumps(LLAMA_CONFIG if config is None else config))
+    return folder
+
+
+def write_shards(
+    folder: Path,
+    shards: Sequence[Mapping[str, np.ndarray[Any, Any]]],
+    metadata: Sequence[Mapping[str, str] | None] | None = None,
+) -> Path:
+    """Write a checkpoint of several files with an index, each with metadata of its own."""
+    folder.mkdir(parents=True, exist_ok=True)
+    places: dict[str, str] = {}
+    for number, tensors in enumerate(shards):
+        name = f"model-{number + 1:05}-of-{len(shards):05}.safetensors"
+        data = safetensors_bytes(tensors, metadata[number] if metadata else None)
+        (folder / name).write_bytes(data)
+        places |= dict.fromkeys(tensors, name)
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": places}))
+    (folder / "config.json").write_text(json.dumps(LLAMA_CONFIG))
     return folder

@@ -87,7 +87,7 @@ def far_rig(kind: str, folder: Path, rules: Rules | None = None) -> Iterator[Far
             def signer(file: RepositoryFile) -> str:
                 return rig.signed(objects.at(f"objects/{file.sha256}"))
 
-            answers = HubStandIn({REPOSITORY: files}, signer, rules or Rules())
+            answers = HubStandIn(files, signer, rules)
             rig.parts += [(front, answers), (objects, rig.checking(versioned(table)))]
         rig.play()
         yield rig

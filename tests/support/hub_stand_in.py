@@ -12,15 +12,13 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, quote, unquote
 
-from support.nginx import Nginx, nginx
-from support.servers import KEEP_ALIVE, Asked, part, reply, server
+from support.servers import KEEP_ALIVE, Asked, part, reply
 
 COMMIT = "89abcdef0123456789abcdef0123456789abcdef"
 _REVISIONS = ("main", "v1", COMMIT)
@@ -30,7 +28,6 @@ _CACHED = re.compile(rf"/api/resolve-cache/models/{_NAME}/(?P<revision>{COMMIT})
 _RESOLVED = re.compile(rf"/{_NAME}/resolve/(?P<revision>[^/]+)/(?P<path>.+)")
 _OF_API = re.compile(rf"/api/models/{_NAME}(?:/(?P<kind>revision|tree)/(?P<revision>[^/]+))?")
 _LARGE = 10_000_000
-_WINDOW_S = 300
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,13 +57,11 @@ class Rules:
 
     ``token``: it has to be sent, and the repository is private, or ``gated``. ``gated``: the
     repository is public, its files are for some users; other tokens than ``token`` are of a user
-    who may not read them. ``quota``: requests of files in a window; for more it answers 429,
-    which says to come again in a second; the quota is then as large again.
+    who may not read them.
     """
 
     token: str | None = None
     gated: bool = False
-    quota: int | None = None
 
 
 Files = dict[str, RepositoryFile]
@@ -74,25 +69,18 @@ Signer = Callable[[RepositoryFile], str]
 
 
 class HubStandIn:
-    """The Hub's answers; ``signer`` gives the address of a large file.
+    """The Hub's answers for `REPOSITORY`; ``signer`` gives the address of a large file.
 
-    Without a signer there are no redirects. ``repositories`` are files by name, by the name of a
-    repository. ``page``: files of a page of a listing. ``refused``: statuses of answers that were
-    errors.
+    Without a signer there are no redirects. ``page``: files of a page of a listing.
     """
 
     def __init__(
-        self,
-        repositories: Mapping[str, Files],
-        signer: Signer | None = None,
-        rules: Rules | None = None,
+        self, files: Files, signer: Signer | None = None, rules: Rules | None = None
     ) -> None:
         self.rules = rules or Rules()
         self.page = 1000
-        self.refused: list[int] = []
-        self._repositories = repositories
+        self._files = files
         self._signer = signer
-        self._left = self.rules.quota or 0
 
     def __call__(self, asked: Asked) -> list[bytes]:
         """Answer one request."""
@@ -105,116 +93,72 @@ class HubStandIn:
         target = unquote(asked.target.partition("?")[0])
         for pattern in (_CACHED, _RESOLVED, _OF_API):
             match = pattern.fullmatch(target)
-            if match is not None and match["repository"] in self._repositories:
+            if match is not None and match["repository"] == REPOSITORY:
                 wanted = match.groupdict()
                 refusal = self._refusal(asked, wanted)
                 if refusal is not None:
                     return refusal
                 if pattern is _OF_API:
-                    return self._of_api(asked, match["repository"], match["kind"])
+                    return self._of_api(asked, match["kind"])
                 is_redirected = pattern is _RESOLVED and self._signer is not None
-                return (self._redirect if is_redirected else self._file)(asked, wanted)
+                return (self._redirect if is_redirected else self._file)(asked, match["path"])
         return self._error(404 if _token(asked) else 401, "RepoNotFound", "not found")
 
     def _refusal(self, asked: Asked, wanted: Mapping[str, str]) -> list[bytes] | None:
         """Return the answer to a request that is refused."""
-        repository, path = wanted["repository"], wanted.get("path")
+        path = wanted.get("path")
         may = self.rules.token is None or _token(asked) == self.rules.token
         if not may and not self.rules.gated:
             return self._error(401, "RepoNotFound", "Invalid username or password.")
         if not may and path is not None:
-            said = f"Access to model {repository} is restricted"
+            said = f"Access to model {REPOSITORY} is restricted"
             if _token(asked) is None:
                 return self._error(401, "GatedRepo", f"{said}. Please log in.")
             return self._error(403, "GatedRepo", f"{said} and you are not in the authorized list.")
         if wanted["revision"] not in (None, *_REVISIONS):
             return self._error(404, "RevisionNotFound", f"Invalid rev id: {wanted['revision']}")
-        if path is not None and path not in self._repositories[repository]:
+        if path is not None and path not in self._files:
             return self._error(404, "EntryNotFound", "Entry not found")
         return None
 
-    def _file(self, asked: Asked, wanted: Mapping[str, str]) -> list[bytes]:
-        file = self._repositories[wanted["repository"]][wanted["path"]]
+    def _file(self, asked: Asked, path: str) -> list[bytes]:
+        file = self._files[path]
         lines = (f'ETag: "{file.etag}"', f"X-Repo-Commit: {COMMIT}")
         return part(asked, file.path.read_bytes(), *lines)
 
-    def _of_api(self, asked: Asked, repository: str, kind: str | None) -> list[bytes]:
-        files = self._repositories[repository]
+    def _of_api(self, asked: Asked, kind: str | None) -> list[bytes]:
         if kind != "tree":
-            names = [{"rfilename": name} for name in files]
-            document: dict[str, Any] = {"id": repository, "modelId": repository, "sha": COMMIT}
+            names = [{"rfilename": name} for name in self._files]
+            document: dict[str, Any] = {"id": REPOSITORY, "modelId": REPOSITORY, "sha": COMMIT}
             document |= {"private": self.rules.token is not None, "siblings": names}
             return reply(200, body=json.dumps(document).encode())
         path, _, query = asked.target.partition("?")
         start = int(parse_qs(query).get("cursor", ["0"])[0])
         end = start + self.page
-        rows = [file.row() for file in [*files.values()][start:end]]
+        rows = [file.row() for file in [*self._files.values()][start:end]]
         url = f"http://{asked.fields['host']}{path}?recursive=true&cursor={end}"
-        link = [f'Link: <{url}>; rel="next"'] if end < len(files) else []
+        link = [f'Link: <{url}>; rel="next"'] if end < len(self._files) else []
         return reply(200, *link, body=json.dumps(rows).encode())
 
-    def _redirect(self, asked: Asked, wanted: Mapping[str, str]) -> list[bytes]:
-        repository = wanted["repository"]
-        file = self._repositories[repository][wanted["path"]]
-        if self.rules.quota is not None:
-            self._left -= 1
-            if self._left < 0:
-                self._left = self.rules.quota
-                self.refused.append(429)
-                return reply(429, 'RateLimit: "resolvers";r=0;t=1', body=b"Too many requests")
+    def _redirect(self, asked: Asked, path: str) -> list[bytes]:
+        file = self._files[path]
         lines = [f"X-Repo-Commit: {COMMIT}", f"X-Linked-Size: {file.size}"]
         lines += [f'X-Linked-ETag: "{file.etag}"', "Accept-Ranges: bytes"]
-        lines.append(f'RateLimit: "resolvers";r={self._left};t={_WINDOW_S}')
         if file.sha256 is not None and self._signer is not None:
             return reply(302, *lines, f"Location: {self._signer(file)}", body=b"Found")
-        cached = f"/api/resolve-cache/models/{repository}/{COMMIT}/{quote(file.name)}"
+        cached = f"/api/resolve-cache/models/{REPOSITORY}/{COMMIT}/{quote(file.name)}"
         location = f"Location: {cached}?{quote(asked.target, safe='')}=&etag=%22{file.oid}%22"
         return reply(307, *lines, location, body=b"Temporary Redirect")
 
-    def _error(self, status: int, code: str, said: str) -> list[bytes]:
-        self.refused.append(status)
+    @staticmethod
+    def _error(status: int, code: str, said: str) -> list[bytes]:
         lines = (f"X-Error-Code: {code}", f"X-Error-Message: {said}")
         return reply(status, *lines, body=json.dumps({"error": said}).encode())
 
 
 def hub(folder: Path) -> HubStandIn:
     """Return the answers of the Hub for `REPOSITORY`, without redirects."""
-    return HubStandIn({REPOSITORY: repository_files(folder)})
-
-
-@dataclass(frozen=True, slots=True)
-class RunningHub:
-    """A running stand-in: its endpoint and its answers; ``store`` has large files."""
-
-    url: str
-    answers: HubStandIn
-    store: Nginx
-
-
-@contextmanager
-def hub_stand_in(
-    work: Path, repositories: Path | Mapping[str, Path], *, rules: Rules | None = None
-) -> Iterator[RunningHub]:
-    """Run the Hub with these folders as repositories; it writes below ``work``.
-
-    One folder is the repository `REPOSITORY`.
-    """
-    objects = work / "objects"
-    objects.mkdir(parents=True)
-    if isinstance(repositories, Path):
-        repositories = {REPOSITORY: repositories}
-    found = {name: repository_files(folder) for name, folder in repositories.items()}
-    for file in (file for files in found.values() for file in files.values()):
-        if file.sha256 is not None and not (objects / file.sha256).exists():
-            (objects / file.sha256).symlink_to(file.path)
-    with nginx(work / "nginx", work, gzip=False) as store, server() as running:
-
-        def signer(file: RepositoryFile) -> str:
-            return f"{store.url}/objects/{file.sha256}"
-
-        answers = HubStandIn(found, signer, rules)
-        running.play(answers)
-        yield RunningHub(running.at("").rstrip("/"), answers, store)
+    return HubStandIn(repository_files(folder))
 
 
 def repository_files(folder: Path) -> Files:

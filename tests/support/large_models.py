@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
-import struct
 from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
 
 from blobstore.store.local.store import Store
-from support.checkpoints import raw_safetensors
+from support.checkpoints import normal, safetensors_bytes
 from support.stores import layer_by_hand, manifest_path
 
 _EXPERTS = 128
-_ROWS, _COLS, _GROUP = 2, 64, 64
+_ROWS, _COLS = 2, 64
 _CONFIG = {
     "architectures": ["Qwen3MoeForCausalLM"],
     "model_type": "qwen3_moe",
@@ -55,42 +56,15 @@ def tensor_names(number: int) -> Iterator[str]:
 
 def blob_of(names: list[str], salt: str) -> bytes:
     """Return a blob with these tensors; its bytes follow from the names and the salt."""
-    entries: dict[str, object] = {}
+    arrays: dict[str, np.ndarray[Any, Any]] = {}
     metadata: dict[str, str] = {}
-    parts: list[bytes] = []
-    offset = 0
     for name in names:
-        for suffix, dtype, shape, nbytes in _arrays(name):
-            key = f"{name}{suffix}"
-            entries[key] = {
-                "dtype": dtype,
-                "shape": shape,
-                "data_offsets": [offset, offset + nbytes],
-            }
-            parts.append(_data(key + salt, dtype, nbytes))
-            offset += nbytes
-        if "norm" not in name:
-            prefix = f"{name}." if len(names) > 1 else ""
-            metadata |= {f"{prefix}quant_type": "int4", f"{prefix}group_size": str(_GROUP)}
-    header = {"__metadata__": metadata, **entries} if metadata else entries
-    return raw_safetensors(header, b"".join(parts))
-
-
-def _arrays(name: str) -> list[tuple[str, str, list[int], int]]:
-    if "norm" in name:
-        return [("", "BF16", [_COLS], 2 * _COLS)]
-    scales = [_ROWS, _COLS // _GROUP]
-    return [
-        ("", "U32", [_ROWS, _COLS // 8], _ROWS * _COLS // 2),
-        (".scale", "BF16", scales, 2 * _ROWS),
-        (".bias", "BF16", scales, 2 * _ROWS),
-    ]
-
-
-def _data(seed: str, dtype: str, nbytes: int) -> bytes:
-    """Return bytes that follow from the seed; BF16 ones are finite."""
-    raw = hashlib.shake_128(seed.encode()).digest(nbytes)
-    if dtype != "BF16":
-        return raw
-    halves = struct.unpack(f"<{nbytes // 2}H", raw)
-    return struct.pack(f"<{nbytes // 2}H", *(0x3C00 | half & 0x807F for half in halves))
+        if "norm" in name:
+            arrays[name] = normal(name + salt, _COLS)
+            continue
+        arrays[name] = normal(name + salt, _ROWS, _COLS // 4).view(np.uint32)
+        for part in (".scale", ".bias"):
+            arrays[name + part] = normal(name + part + salt, _ROWS, 1)
+        prefix = f"{name}." if len(names) > 1 else ""
+        metadata |= {f"{prefix}quant_type": "int4", f"{prefix}group_size": f"{_COLS}"}
+    return safetensors_bytes(arrays, metadata)
