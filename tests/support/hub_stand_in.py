@@ -1,10 +1,8 @@
 """A stand-in for the Hugging Face Hub on loopback: its API, its redirects and signed addresses.
 
-Sources of the answers: huggingface_hub@2.4.0 file_download.py `get_hf_file_metadata`,
-utils/_http.py `hf_raise_for_status` and `parse_ratelimit_headers`, hf_api.py `ModelInfo`,
-`RepoFile`; huggingface.co/docs/hub/rate-limits; recorded heads in swift-transformers#209
-(``resolve-cache``) and Rapid-MLX#1122 (``RateLimit``). `tests/integration/test_hub_stand_in.py`
-shows that the real client downloads from it.
+Sources of the answers: huggingface_hub@2.4.0 file_download.py `get_hf_file_metadata`, hf_api.py
+`ModelInfo`, `RepoFile`; recorded heads in swift-transformers#209 (``resolve-cache``).
+`tests/integration/test_hub_stand_in.py` shows that the real client downloads from it.
 """
 
 from __future__ import annotations
@@ -12,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,12 +19,10 @@ from urllib.parse import parse_qs, quote, unquote
 from support.servers import KEEP_ALIVE, Asked, part, reply
 
 COMMIT = "89abcdef0123456789abcdef0123456789abcdef"
-_REVISIONS = ("main", "v1", COMMIT)
 REPOSITORY = "org/name"
-_NAME = r"(?P<repository>[^/]+/[^/]+)"
-_CACHED = re.compile(rf"/api/resolve-cache/models/{_NAME}/(?P<revision>{COMMIT})/(?P<path>.+)")
-_RESOLVED = re.compile(rf"/{_NAME}/resolve/(?P<revision>[^/]+)/(?P<path>.+)")
-_OF_API = re.compile(rf"/api/models/{_NAME}(?:/(?P<kind>revision|tree)/(?P<revision>[^/]+))?")
+_CACHED = re.compile(rf"/api/resolve-cache/models/{REPOSITORY}/{COMMIT}/(?P<path>.+)")
+_RESOLVED = re.compile(rf"/{REPOSITORY}/resolve/[^/]+/(?P<path>.+)")
+_OF_API = re.compile(rf"/api/models/{REPOSITORY}(?:/(?P<kind>revision|tree)/[^/]+)?")
 _LARGE = 10_000_000
 
 
@@ -93,33 +89,24 @@ class HubStandIn:
         target = unquote(asked.target.partition("?")[0])
         for pattern in (_CACHED, _RESOLVED, _OF_API):
             match = pattern.fullmatch(target)
-            if match is not None and match["repository"] == REPOSITORY:
-                wanted = match.groupdict()
-                refusal = self._refusal(asked, wanted)
-                if refusal is not None:
-                    return refusal
+            if match is not None:
+                status = self._refusal(asked, match.groupdict().get("path"))
+                if status is not None:
+                    return reply(status, body=b"no")
                 if pattern is _OF_API:
                     return self._of_api(asked, match["kind"])
                 is_redirected = pattern is _RESOLVED and self._signer is not None
                 return (self._redirect if is_redirected else self._file)(asked, match["path"])
-        return self._error(404 if _token(asked) else 401, "RepoNotFound", "not found")
+        return reply(404 if _token(asked) else 401, body=b"not found")
 
-    def _refusal(self, asked: Asked, wanted: Mapping[str, str]) -> list[bytes] | None:
-        """Return the answer to a request that is refused."""
-        path = wanted.get("path")
+    def _refusal(self, asked: Asked, path: str | None) -> int | None:
+        """Return the status of the answer to a request that is refused."""
         may = self.rules.token is None or _token(asked) == self.rules.token
         if not may and not self.rules.gated:
-            return self._error(401, "RepoNotFound", "Invalid username or password.")
+            return 401
         if not may and path is not None:
-            said = f"Access to model {REPOSITORY} is restricted"
-            if _token(asked) is None:
-                return self._error(401, "GatedRepo", f"{said}. Please log in.")
-            return self._error(403, "GatedRepo", f"{said} and you are not in the authorized list.")
-        if wanted["revision"] not in (None, *_REVISIONS):
-            return self._error(404, "RevisionNotFound", f"Invalid rev id: {wanted['revision']}")
-        if path is not None and path not in self._files:
-            return self._error(404, "EntryNotFound", "Entry not found")
-        return None
+            return 401 if _token(asked) is None else 403
+        return 404 if path is not None and path not in self._files else None
 
     def _file(self, asked: Asked, path: str) -> list[bytes]:
         file = self._files[path]
@@ -149,11 +136,6 @@ class HubStandIn:
         cached = f"/api/resolve-cache/models/{REPOSITORY}/{COMMIT}/{quote(file.name)}"
         location = f"Location: {cached}?{quote(asked.target, safe='')}=&etag=%22{file.oid}%22"
         return reply(307, *lines, location, body=b"Temporary Redirect")
-
-    @staticmethod
-    def _error(status: int, code: str, said: str) -> list[bytes]:
-        lines = (f"X-Error-Code: {code}", f"X-Error-Message: {said}")
-        return reply(status, *lines, body=json.dumps({"error": said}).encode())
 
 
 def hub(folder: Path) -> HubStandIn:

@@ -7,7 +7,6 @@ real ones.
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -134,21 +133,6 @@ def documented(folder: Path) -> Path:
     )
 
 
-def snapshot(folder: Path) -> Path:
-    """Write a snapshot of the Hugging Face cache: links to files that are named for their hash."""
-    plain = tokenizers(folder / "plain")
-    repository = folder / "models--org--name"
-    made = repository / "snapshots" / "0123abc"
-    (repository / "blobs").mkdir(parents=True)
-    for number, path in enumerate(sorted(path for path in plain.rglob("*") if path.is_file())):
-        blob = repository / "blobs" / f"{number:040x}"
-        path.rename(blob)
-        link = made / path.relative_to(plain)
-        link.parent.mkdir(parents=True, exist_ok=True)
-        link.symlink_to(os.path.relpath(blob, link.parent))
-    return made
-
-
 LAYOUTS: tuple[Callable[[Path], Path], ...] = (
-    *(sentencepiece, tokenizers, sentence_transformer, with_draft, documented, snapshot),
+    *(sentencepiece, tokenizers, sentence_transformer, with_draft, documented),
 )
