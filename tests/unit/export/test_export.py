@@ -16,7 +16,6 @@ from support.checkpoints import (
     safetensors_bytes,
     small_tensors,
     write_checkpoint,
-    write_shards,
 )
 from support.exports import (
     imported_again,
