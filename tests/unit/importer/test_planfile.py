@@ -143,7 +143,7 @@ def with_other_config(folder: Path) -> None:
     [
         (touched, "model.safetensors"),
         (rewritten, "tensors"),
-        (removed, "notes.txt was removed"),
+        (removed, "notes.txt"),
         (with_other_config, "config.json"),
     ],
 )
