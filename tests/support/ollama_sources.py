@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import struct
+import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -18,26 +19,13 @@ import ml_dtypes
 import numpy as np
 
 from support import FIXTURES, prequantized_sources as prequantized
-from support.ollama_weights import (
-    BF16,
-    EXPERT,
-    F16,
-    F32,
-    HIDDEN,
-    INTERMEDIATE,
-    KEYS,
-    VOCABULARY,
-    Array,
-    Weight,
-    attention,
-    mlp,
-    norm,
-)
 
+Array = np.ndarray[Any, Any]
 Tensors = dict[str, Array]
 Json = dict[str, Any]
 
-INDEX = "model.safetensors.index.json"
+HIDDEN, INTERMEDIATE, VOCABULARY, KEYS, HEAD, EXPERT = 256, 512, 2048, 128, 64, 128
+BF16, F16, F32 = np.dtype(ml_dtypes.bfloat16), np.dtype(np.float16), np.dtype(np.float32)
 F8 = np.dtype(ml_dtypes.float8_e4m3fn)
 _DTYPE_NAMES = {BF16: "BF16", F16: "F16", F32: "F32", F8: "F8_E4M3"}
 _DTYPE_NAMES |= {np.dtype(np.uint8): "U8", np.dtype(np.uint32): "U32"}
@@ -46,6 +34,43 @@ _ARCHITECTURES = json.loads((FIXTURES / "ollama-architectures.json").read_text()
 """Configs, and shapes by name, of sources whose architectures have their own policy."""
 LLAMA, QWEN3_MOE, FP8 = (_DOCUMENTS[name] for name in ("llama", "qwen3_moe", "fp8"))
 _MODELOPT, _COMPRESSED = (_DOCUMENTS[name] for name in ("modelopt", "compressed"))
+
+
+@dataclass(frozen=True, slots=True)
+class Weight:
+    """A tensor to be made: its name, its shape, the mean and deviation of its values, its dtype."""
+
+    name: str
+    shape: tuple[int, ...]
+    mean: float = 0.0
+    deviation: float = 0.02
+    dtype: np.dtype[Any] = BF16
+
+    def array(self) -> Array:
+        """Return its values: normal, seeded by the name, rounded to its dtype."""
+        generator = np.random.default_rng(zlib.crc32(self.name.encode()))
+        values = generator.standard_normal(self.shape, dtype=np.float32)
+        return (values * self.deviation + self.mean).astype(self.dtype)
+
+
+def norm(name: str, size: int = HIDDEN) -> Weight:
+    """Return the weights of a norm: about 1."""
+    return Weight(f"{name}.weight", (size,), mean=1.0, deviation=0.1)
+
+
+def attention(layer: str, *, norms: bool = False, keys: int = KEYS) -> Iterator[Weight]:
+    """Yield the projections of a layer's attention, and the norms of its queries and keys."""
+    for projection, rows in (("q", HIDDEN), ("k", keys), ("v", keys), ("o", HIDDEN)):
+        yield Weight(f"{layer}.self_attn.{projection}_proj.weight", (rows, HIDDEN))
+    if norms:
+        yield from (norm(f"{layer}.self_attn.{name}_norm", HEAD) for name in ("q", "k"))
+
+
+def mlp(prefix: str, size: int, *experts: int) -> Iterator[Weight]:
+    """Yield the projections of an MLP, or of a stack of them."""
+    yield Weight(f"{prefix}.gate_proj.weight", (*experts, size, HIDDEN))
+    yield Weight(f"{prefix}.up_proj.weight", (*experts, size, HIDDEN))
+    yield Weight(f"{prefix}.down_proj.weight", (*experts, HIDDEN, size))
 
 
 def _layers(count: int) -> Iterator[str]:
@@ -172,7 +197,7 @@ def _write_shards(folder: Path, tensors: Tensors, starts: Sequence[int]) -> None
         shard_of |= dict.fromkeys(names[start:stop], shard)
     total = sum(array.nbytes for array in tensors.values())
     index = {"metadata": {"total_size": total}, "weight_map": dict(sorted(shard_of.items()))}
-    _write_json(folder / INDEX, index)
+    _write_json(folder / "model.safetensors.index.json", index)
 
 
 def _config(layers: int, **more: Any) -> Json:

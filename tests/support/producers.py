@@ -109,7 +109,7 @@ MODELOPT = ("weight", "weight_scale", "weight_scale_2", "input_scale")
 COMPRESSED = ("weight_packed", "weight_scale", "weight_global_scale", "input_global_scale")
 
 
-def nvfp4(*, modelopt: bool, scalar: bool = True, factor: float = 0.0013) -> Kind:
+def nvfp4(*, modelopt: bool, scalar: bool = True) -> Kind:
     """Return NVFP4 with a global scale.
 
     ModelOpt stores a multiplier, compressed-tensors a divisor.
@@ -120,6 +120,7 @@ def nvfp4(*, modelopt: bool, scalar: bool = True, factor: float = 0.0013) -> Kin
         *lead, cols = shape
         octets = generator.integers(256, size=(*lead, cols // 2), dtype=np.uint8)
         scales = generator.uniform(0.01, 400, size=(*lead, cols // 16)).astype(E4M3)
+        factor = 0.0013
         given = np.full(() if scalar else (1,), factor if modelopt else 1 / factor, np.float32)
         multiplier = given if modelopt else np.reciprocal(given).reshape(given.shape)
         wide = np.repeat(scales.astype(np.float32), 16, -1)
