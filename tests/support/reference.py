@@ -62,8 +62,9 @@ def _command(name: str, command: Any, parent: Any) -> Iterator[str]:
             for shown, says in rows:
                 word = shown.partition(" <")[0]  # typer's name of an argument's type
                 yield f"| `{_cell(word)}` | {_cell(says)} |\n"
-    for inner in getattr(command, "commands", {}).items():
-        yield from _command(*inner, context)
+    commands: dict[str, Any] = getattr(command, "commands", {})
+    for inner_name, inner in commands.items():
+        yield from _command(inner_name, inner, context)
 
 
 def _cell(text: str) -> str:
