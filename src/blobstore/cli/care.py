@@ -301,7 +301,7 @@ def du(
     store: StoreOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Show the disk space of models.
+    """Show the disk usage of models.
 
     UNIQUE is what rm would free, SHARED is needed by other models too.
     """

@@ -79,7 +79,7 @@ def save(
 ) -> None:
     """Save models to one file, an OCI image layout in a tar. It appears when it is complete.
 
-    A file that exists is kept, unless --force. skopeo reads the plain form: skopeo copy
+    An existing file is kept, unless --force is given. skopeo reads the plain form: skopeo copy
     oci-archive:FILE:NAME …
     """
     if output == _PIPE:
@@ -141,7 +141,7 @@ def load(
 ) -> None:
     """Load models from an archive.
 
-    The archive may also be one of skopeo or docker. Every byte is checked before a model is
+    Archives of skopeo and docker can be loaded too. Every byte is checked before a model is
     visible. A model of the same name is replaced.
     """
     if file == _PIPE and sys.stdin.isatty():
@@ -245,7 +245,7 @@ def export(
 ) -> None:
     """Write a model as a checkpoint folder.
 
-    It gets shards and their index, config and tokenizer.
+    It contains shards and their index, the config and the tokenizer.
     """
     from blobstore.export.planned_files import AS_SOURCE
 

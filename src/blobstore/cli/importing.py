@@ -167,7 +167,7 @@ def import_(
     as_json: JsonOption = False,
     **options: Any,
 ) -> None:
-    """Import a checkpoint into the store, quantized on the way."""
+    """Import a checkpoint into the store, and quantize it on the way."""
     from blobstore.importer.run import name_for
     from blobstore.source.weights import FetchOptions
 
@@ -468,7 +468,7 @@ def commit(
     lower: LowerOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Publish a model that work has made."""
+    """Publish the model whose blobs work has made."""
     result = with_bar(
         blobstore.commit_plan,
         plan,

@@ -411,7 +411,7 @@ def report(
 ) -> None:
     """Write a page about a model: plots and tables in one file.
 
-    A path that exists is a source, as for inspect: NAME:TAG is nearly always a stored model.
+    An existing path is a source, as for inspect; write NAME:TAG for a stored model.
     """
     from blobstore.plots.specification import check_drawable
     from blobstore.web.report import check_place, model_report, place_folder

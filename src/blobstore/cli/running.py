@@ -420,7 +420,7 @@ def serve(
     cache: CacheOption = None,
     cache_size: CacheSizeOption = None,
 ) -> None:
-    """Serve pages over the store, and an API. Nothing can be changed."""
+    """Serve web pages and an API of the store. Nothing can be changed."""
     _check_names(allowed_host or (), allow_origin or (), lm)
     opened = cached_stores_at(store, lower, cache, cache_size)
     try:

@@ -125,7 +125,7 @@ class BatchResult:
     source: str
     made: Annotated[int, "tasks that were done now"] = 0
     digest: Annotated[Digest | None, "of the manifest, if the model was published"] = None
-    waits_for: Annotated[int, "tasks that other workers have to do"] = 0
+    waits_for: Annotated[int, "tasks left to other workers"] = 0
     error: str | None = None
 
     @property

@@ -203,7 +203,7 @@ class RepairResult:
 
     @property
     def repaired_digests(self) -> list[Digest]:
-        """The digests of the blobs that were made again."""
+        """The digests of the blobs that were rebuilt."""
         return [blob.digest for blob in self.repaired]
 
     @property

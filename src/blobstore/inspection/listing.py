@@ -59,7 +59,7 @@ class ListedModel:
     size: Annotated[int, "bytes of its blobs, each counted once"]
     parameters: int
     quant_type: str
-    is_packed: Annotated[bool, "if it is: true"] = False
+    is_packed: Annotated[bool, "true if it is packed"] = False
     store: Annotated[str | None, "its store, if there are lower stores"] = None
 
 

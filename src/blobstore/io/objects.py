@@ -529,7 +529,7 @@ class Bucket:
         with object_errors("read", self.place(key)):
             result = self._ask(key, version, {"range": (begin, end)})
             if result.range[0] != begin or result.range[1] > end:
-                raise self._wrong(key, "answers with another range")
+                raise self._wrong(key, "answers with a different range")
             yield from result.stream(min_chunk_size=_CHUNK)
 
     def _state(self, meta: ObjectMeta) -> ObjectState:

@@ -303,7 +303,7 @@ class ChatService:
             begin = self._answer_alone if self._is_alone(job) else self._add_to_batch
             begin(answer, prompt, cache, limit)
         except Stopped:
-            _log.debug("a client went away")
+            _log.debug("a client disconnected")
         except Exception as error:  # noqa: BLE001  # it is the answer
             job.put(error)
 

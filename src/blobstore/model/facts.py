@@ -204,7 +204,7 @@ class Verdict:
     runtime: str
     version: str
     runs: Annotated[Runs, "yes, no or unknown"]
-    reason: Annotated[str, "for yes what it runs as, else the obstacle"]
+    reason: Annotated[str, "for yes, what it runs as; otherwise the obstacle"]
 
     @property
     def sentence(self) -> str:

@@ -246,7 +246,7 @@ def evaluate(expression: Expression, arrays: Arrays) -> Array:
         case Joined(parts, axis):
             return np.concatenate([evaluate(part, arrays) for part in parts], axis)
         case Computed():
-            raise ValueError("computed values are in no stored array")
+            raise ValueError("computed values are not in any stored array")
 
 
 def fill(out: Array, expression: Expression, arrays: Arrays) -> None:

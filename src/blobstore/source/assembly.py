@@ -282,7 +282,8 @@ def _nvfp4(match: _Found) -> SourceWeight:
         # ModelOpt's NVFP4_AWQ: the weights were divided by it, and no layernorm took it up
         # (unified_export_hf.py).
         raise _refusal(
-            match, f"its inputs are scaled by {quoted(scale.name)} (AWQ), which no stored form has"
+            match,
+            f"its inputs are scaled by {quoted(scale.name)} (AWQ), which no stored form supports",
         )
     formats = match.config.packed_formats
     if formats and match.row is COMPRESSED_NVFP4 and formats.isdisjoint(PACKED_FORMATS):

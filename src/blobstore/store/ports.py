@@ -70,7 +70,7 @@ class Removal:
 
     removed: tuple[Descriptor, ...]
     kept: tuple[Descriptor, ...] = ()
-    reason: Annotated[str | None, "why they had to stay"] = None
+    reason: Annotated[str | None, "why they were kept"] = None
 
     @property
     def removed_bytes(self) -> int:
@@ -79,7 +79,7 @@ class Removal:
 
     @property
     def kept_bytes(self) -> int:
-        """Bytes of the blobs that had to stay."""
+        """Bytes of the blobs that were kept."""
         return sum(blob.size for blob in self.kept)
 
 

@@ -116,7 +116,7 @@ def _section(command: str) -> str:
             found["properties"] = other["properties"] | first["properties"]
             found["required"] = [key for key in other["required"] if key in first["required"]]
     if "properties" not in found:
-        return "A map of texts to texts.\n"
+        return "A map of strings to strings.\n"
     what = found["description"].partition("\n\n")[0].replace("\n", " ")
     rows = "".join(_rows(found, kinds, ""))
     return f"{start}{what}\n\n| key | type | what |\n|---|---|---|\n{rows}"

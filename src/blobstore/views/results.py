@@ -47,7 +47,7 @@ class ShownModel:
 
 @dataclass(frozen=True, slots=True)
 class RemovedModel:
-    """A removed model: how many blobs went with it, and why others had to stay."""
+    """A removed model: how many blobs were removed with it, and why others were kept."""
 
     KEYS = (
         "name",

@@ -48,7 +48,7 @@ class Usage:
     models: tuple[ModelUsage, ...]
     reclaimable: Annotated[int, "bytes that no model needs"]
     trash: Annotated[int, "bytes of the blobs in the trash"]
-    packed: Annotated[int, "bytes of packed files, which are not among the others"] = 0
+    packed: Annotated[int, "bytes of packed files, not counted in the others"] = 0
 
 
 def measure_usage(store: Readable, names: Sequence[str | ModelName] = ()) -> Usage:
