@@ -67,7 +67,7 @@ def replace_layer(store: Store, media_type: str, data: bytes) -> None:
 
 
 DAMAGED: dict[str, tuple[str, bytes, type[BlobStoreError]]] = {
-    "system text is not UTF-8 at byte 1": (SYSTEM_MEDIA_TYPE, b"a\xff", DocumentError),
+    "system prompt is not UTF-8 at byte 1": (SYSTEM_MEDIA_TYPE, b"a\xff", DocumentError),
     "parameters is not a JSON object": (PARAMS_MEDIA_TYPE, b"[]", DocumentError),
     "expected a role and a text": (MESSAGES_MEDIA_TYPE, b'[{"role":"user"}]', DocumentError),
     "limit exceeded": (PARAMS_MEDIA_TYPE, b" " * (17 * 2**20), LimitExceededError),

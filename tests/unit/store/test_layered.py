@@ -72,7 +72,7 @@ def test_the_upper_model_hides_the_lower_one(lower: Store, upper: Store) -> None
 
 def test_what_is_refused(lower: Store, upper: Store) -> None:
     before = files_below(lower.root)
-    with pytest.raises(UsageError, match="only read"):
+    with pytest.raises(UsageError, match="read-only"):
         LayeredStore(upper, [lower]).remove("m")
     with pytest.raises(NotFoundError):
         LayeredStore(upper, [lower]).remove("other")
@@ -116,7 +116,7 @@ def test_commands_over_a_lower_store(
     before = files_below(low / "blobs") | files_below(low / "manifests")
     again = cli("import", source, "b", *layers)
     assert (again["digest"], again["created"], made["created"] > 0) == (made["digest"], 0, True)
-    assert "only read" in cli("rm", "a", *layers, code=2)
+    assert "read-only" in cli("rm", "a", *layers, code=2)
     assert cli("import", source, "c", "--copy-up", *layers)["created"] > 0
     assert cli("verify", "--store", up, "c")["damaged"] == []
     monkeypatch.setenv("BLOBSTORE_LOWER", f"{low}{os.pathsep}")
@@ -175,7 +175,7 @@ def test_second_and_new_names_over_a_lower_store(lower: Store, upper: Store) -> 
     assert str(layers.copy("n", "o")) == "o:latest"
     assert str(layers.copy("m", "mine")) == "mine:latest"
     assert str(layers.move("o", "p")) == "p:latest"
-    with pytest.raises(UsageError, match="only read"):
+    with pytest.raises(UsageError, match="read-only"):
         layers.move("m", "q")
     with pytest.raises(UsageError, match="already exists"):
         layers.move("p", "mine")

@@ -96,5 +96,5 @@ def test_a_blob_that_is_cut_under_an_open_model_is_an_error_and_no_signal(store:
         assert plain(tensor)[8] == 8
         os.truncate(blob_path(store, FIRST), 100)
         for use in (tensor.numpy, tensor.raw, tensor.dequantize, model.verify):
-            with pytest.raises(CorruptDataError, match="was cut"):
+            with pytest.raises(CorruptDataError, match="was truncated"):
                 use()

@@ -98,7 +98,7 @@ def test_case_is_ignored_in_scopes(scope: str) -> None:
         ([signed(key=OTHER)], "is by another key"),
         ([signed(digest=Digest("cd" * 32))], "is for another manifest, sha256:cd"),
         ([signed("host.example:5000/ns/o")], r"was made for host\.example:5000/ns/o"),
-        ([signed(key=OTHER), signed(digest=Digest("cd" * 32))], "another key; a signature is of"),
+        ([signed(key=OTHER), signed(digest=Digest("cd" * 32))], "another key; a signature is for"),
         ([Signature(signed().payload, {})], "signature"),
         ([Signature(signed().payload + b" ", signed().annotations)], "key"),
         ([Signature.of(b"[" * 60_000, KEY.sign(b"[" * 60_000))], "signature"),
