@@ -58,5 +58,7 @@ def decode_blocks(
     first: int,
     rows: int,
     cols: int,
+    block_rows: int,
+    block_cols: int,
     out: _Array,
 ) -> None: ...

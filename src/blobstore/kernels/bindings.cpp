@@ -143,28 +143,33 @@ void dequantize(std::string_view target, std::string_view quant_type, std::strin
 struct RunOfScales {
   std::size_t before, count;
 };
-RunOfScales scales_of(std::size_t first, std::size_t count, std::size_t rows, std::size_t cols) {
-  const auto blocks_of = [](std::size_t size) { return (size - 1) / fp8_block + 1; };
+RunOfScales scales_of(std::size_t first, std::size_t count, std::size_t rows, std::size_t cols,
+                      std::size_t block_rows, std::size_t block_cols) {
+  const std::size_t blocks = (cols - 1) / block_cols + 1;
   const auto row_of_scales = [&](std::size_t row) {
-    return row / rows * blocks_of(rows) + row % rows / fp8_block;
+    return row / rows * ((rows - 1) / block_rows + 1) + row % rows / block_rows;
   };
   const std::size_t last = first + count - 1;
   if (first / cols == last / cols) {
-    const std::size_t before = first % cols / fp8_block;
-    return {before, last % cols / fp8_block + 1 - before};
+    const std::size_t before = first % cols / block_cols;
+    return {before, last % cols / block_cols + 1 - before};
   }
-  return {0, (row_of_scales(last / cols) + 1 - row_of_scales(first / cols)) * blocks_of(cols)};
+  return {0, (row_of_scales(last / cols) + 1 - row_of_scales(first / cols)) * blocks};
 }
 
 void decode_blocks(std::string_view target, std::string_view scale_type, Octets codes, In scales,
-                   std::size_t first, std::size_t rows, std::size_t cols, Halves out) {
+                   std::size_t first, std::size_t rows, std::size_t cols, std::size_t block_rows,
+                   std::size_t block_cols, Halves out) {
   const std::size_t format = index_of(scale_type, float_names);
   const auto kernel = target_of(target).decode_blocks[format];
   const std::size_t count = codes.size();
   require(out.size() == count, "out has the wrong size");
   require(rows > 0 && cols > 0, "the matrices are empty");
+  require(block_rows > 0 && block_cols > 0, "the blocks are empty");
   require(first <= SIZE_MAX - count, "the run is too long");
-  const RunOfScales needed = count > 0 ? scales_of(first, count, rows, cols) : RunOfScales{0, 0};
+  const RunOfScales needed = count > 0
+                                 ? scales_of(first, count, rows, cols, block_rows, block_cols)
+                                 : RunOfScales{0, 0};
   require_items(scales, needed.count, item_size(format), "scales has the wrong size");
   const BlocksJob job{
       .codes = reinterpret_cast<const std::byte*>(codes.data()),
@@ -173,6 +178,8 @@ void decode_blocks(std::string_view target, std::string_view scale_type, Octets 
       .count = count,
       .rows = rows,
       .cols = cols,
+      .block_rows = block_rows,
+      .block_cols = block_cols,
       .row = first / cols % rows,
       .column = first % cols,
       .out = out.data(),
@@ -259,7 +266,7 @@ NB_MODULE(_native, m) {
         arg("out").noconvert());
   m.def("decode_blocks", &decode_blocks, arg("target"), arg("scale_type"),
         arg("codes").noconvert(), arg("scales").noconvert(), arg("first"), arg("rows"), arg("cols"),
-        arg("out").noconvert());
+        arg("block_rows"), arg("block_cols"), arg("out").noconvert());
   m.def("compare", &compare, arg("target"), arg("float_type"), arg("read_type"),
         arg("weights").noconvert(), arg("read").noconvert());
   m.def("compare_stored", &compare_stored, arg("target"), arg("float_type"), arg("quant_type"),

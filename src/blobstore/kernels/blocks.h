@@ -1,5 +1,4 @@
-// Decode block FP8 weights: E4M3 codes of row-major matrices; each block of up to 128 x 128 has a
-// scale.
+// Decode FP8 weights: E4M3 codes of row-major matrices; each block of rows and columns has a scale.
 //
 // Values do not depend on each other, so the result is the same however a run is cut.
 #pragma once
@@ -30,29 +29,31 @@ class ScaleWalk {
       : scales_(static_cast<const typename Float::Bits*>(job.scales)),
         rows_(job.rows),
         cols_(job.cols),
-        blocks_((job.cols - 1) / fp8_block + 1),
+        block_rows_(job.block_rows),
+        block_cols_(job.block_cols),
+        blocks_((job.cols - 1) / job.block_cols + 1),
         row_(job.row),
         column_(job.column),
         // Wraps around; adding a column's block wraps it back.
         row_of_scales_(std::size_t{0} - job.blocks_before) {}
 
   float scale() const {
-    return Float::decode(std::uint32_t{scales_[row_of_scales_ + column_ / fp8_block]});
+    return Float::decode(std::uint32_t{scales_[row_of_scales_ + column_ / block_cols_]});
   }
   // How many codes from here on are in this row of this block.
-  std::size_t left() const { return std::min(fp8_block - column_ % fp8_block, cols_ - column_); }
+  std::size_t left() const { return std::min(block_cols_ - column_ % block_cols_, cols_ - column_); }
   // Moves on by as many codes, `left` at most.
   void skip(std::size_t count) {
     column_ += count;
     if (column_ < cols_) return;
     column_ = 0;
     if (++row_ == rows_) row_ = 0;
-    if (row_ % fp8_block == 0) row_of_scales_ += blocks_;
+    if (row_ % block_rows_ == 0) row_of_scales_ += blocks_;
   }
 
  private:
   const typename Float::Bits* scales_;
-  std::size_t rows_, cols_, blocks_, row_, column_, row_of_scales_;
+  std::size_t rows_, cols_, block_rows_, block_cols_, blocks_, row_, column_, row_of_scales_;
 };
 
 // Up to a whole unit of codes with several scales, from the walk's place on.

@@ -46,19 +46,17 @@ struct DequantizeJob {
   void* out;
 };
 
-// A block FP8 matrix has a scale for each square of this many rows and columns; those at its edges
-// may be cut.
-inline constexpr std::size_t fp8_block = 128;
-
 // A flat run of the E4M3 codes of row-major matrices of one shape, which follow each other; so do
-// their scales.
+// their scales: one for each block of rows and columns. Blocks at the edges may be cut.
 struct BlocksJob {
   const std::byte* codes;
-  const void* scales;         // those that the run needs, a row for each 128 rows of a matrix
+  const void* scales;         // those that the run needs, a row for each row of blocks
   std::size_t blocks_before;  // blocks of the first row of scales that come before `scales`
   std::size_t count;
   std::size_t rows;
   std::size_t cols;
+  std::size_t block_rows;  // of the codes that share a scale
+  std::size_t block_cols;
   std::size_t row;     // of the first code, in its matrix
   std::size_t column;  // of the first code
   std::uint16_t* out;  // BF16

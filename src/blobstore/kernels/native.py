@@ -54,9 +54,17 @@ class NativeKernel:
         )
 
     def decode_blocks(self, codes: Array, scales: Array, run: BlockRun, out: Array) -> None:
-        scale_type = dtype_of(scales).value
         _native.decode_blocks(
-            self.name, scale_type, codes, _bits(scales), run.first, run.rows, run.cols, _bits(out)
+            self.name,
+            dtype_of(scales).value,
+            codes,
+            _bits(scales),
+            run.first,
+            run.rows,
+            run.cols,
+            run.block_rows,
+            run.block_cols,
+            _bits(out),
         )
 
     def compare(self, weights: Array, read: Array) -> Comparison:

@@ -18,7 +18,6 @@ from blobstore.kernels.arrays import Array, QuantizedArray
 from blobstore.kernels.scales import (
     BF16_NAN_BITS,
     E4M3,
-    FP8_BLOCK,
     AffineCandidates,
     BlockRun,
     ScaleChoice,
@@ -109,8 +108,8 @@ class ReferenceKernel:
         matrices, rows = np.divmod(rows, run.rows)
         block_rows, block_columns = run.blocks
         of_each = (
-            (matrices * block_rows + rows // FP8_BLOCK) * block_columns
-            + columns // FP8_BLOCK
+            (matrices * block_rows + rows // run.block_rows) * block_columns
+            + columns // run.block_cols
             - run.scales.start
         )
         with np.errstate(all="ignore"):

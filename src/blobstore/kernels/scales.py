@@ -192,24 +192,26 @@ class BlockRun:
     """``count`` codes from flat index ``first`` on, of consecutive matrices ``[rows, cols]``.
 
     The matrices are row-major. A run may begin and end inside a row. Each matrix has its own
-    scales, row-major too: ``blocks`` of them; those at its edges are for fewer than 128 rows or
-    columns.
+    scales, row-major too: one for each block of ``block_rows`` and ``block_cols``, ``blocks`` of
+    them; blocks at its edges may be cut.
 
-    Raises: UsageError unless all four are whole numbers >= 0, matrices of a run with codes are not
-    empty, and the run ends before 2^63.
+    Raises: UsageError unless all are whole numbers >= 0, blocks are not empty, matrices of a run
+    with codes are not empty, and the run ends before 2^63.
     """
 
     rows: int
     cols: int
     first: int
     count: int
+    block_rows: int = FP8_BLOCK
+    block_cols: int = FP8_BLOCK
 
     def __post_init__(self) -> None:
-        for name in ("rows", "cols", "first", "count"):
-            number = getattr(self, name)
-            if type(number) is not int or not 0 <= number < _END:
+        for name in ("rows", "cols", "first", "count", "block_rows", "block_cols"):
+            number, least = getattr(self, name), int(name.startswith("block"))
+            if type(number) is not int or not least <= number < _END:
                 raise UsageError(
-                    f"{name} is {number!r}: it must be a whole number from 0 to 2^63 - 1"
+                    f"{name} is {number!r}: it must be a whole number from {least} to 2^63 - 1"
                 )
         if self.first + self.count >= _END:
             raise UsageError(
@@ -224,7 +226,7 @@ class BlockRun:
     @property
     def blocks(self) -> tuple[int, int]:
         """Rows and columns of a matrix's scales."""
-        return -(-self.rows // FP8_BLOCK), -(-self.cols // FP8_BLOCK)
+        return -(-self.rows // self.block_rows), -(-self.cols // self.block_cols)
 
     @property
     def scales(self) -> range:
@@ -238,15 +240,16 @@ class BlockRun:
         last = self.first + self.count - 1
         begin, end = self._row_of_scales(self.first), self._row_of_scales(last)
         if self.first // self.cols == last // self.cols:
+            width = self.block_cols
             return range(
-                begin + self.first % self.cols // FP8_BLOCK, end + last % self.cols // FP8_BLOCK + 1
+                begin + self.first % self.cols // width, end + last % self.cols // width + 1
             )
         return range(begin, end + self.blocks[1])
 
     def _row_of_scales(self, index: int) -> int:
         """Return the first scale of the row of blocks that a code is in."""
         matrix, row = divmod(index // self.cols, self.rows)
-        return (matrix * self.blocks[0] + row // FP8_BLOCK) * self.blocks[1]
+        return (matrix * self.blocks[0] + row // self.block_rows) * self.blocks[1]
 
     def pieces(self, scales: int) -> Iterator[BlockRun]:
         """Yield the run in pieces that need about ``scales`` scales each, whatever the shape.
