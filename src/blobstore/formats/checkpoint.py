@@ -157,6 +157,53 @@ class QuantizationSettings(ModuleQuantization):
         return own
 
 
+@dataclass(frozen=True, slots=True)
+class WeightGroup:
+    """How compressed-tensors quantized the weights of some modules as integers.
+
+    ``group_size``: None for a scale for each row (``by_row``) or each matrix. ``targets``: classes
+    or paths of modules, or ``re:`` and a regular expression that a path begins with. Source:
+    vllm-project/compressed-tensors@ac8e2ba8 quantization/quant_args.py `QuantizationArgs`,
+    utils/match.py `match_name`.
+    """
+
+    bits: int
+    group_size: int | None
+    by_row: bool
+    symmetric: bool
+    targets: tuple[str, ...]
+
+    @classmethod
+    def of(cls, group: Mapping[str, Any]) -> Self | None:
+        """Return the group in config.json; None unless it is one of integers."""
+        weights, targets = group.get("weights"), group.get("targets")
+        if not isinstance(weights, dict) or weights.get("type", "int") != "int":
+            return None
+        bits, size = weights.get("num_bits", 8), weights.get("group_size")
+        strategy = weights.get("strategy") or (
+            "channel" if size == -1 else "group" if size else "tensor"
+        )
+        if type(bits) is not int or bits not in range(1, 9):
+            return None
+        in_groups = strategy == "group" and type(size) is int and size > 0
+        if not in_groups and strategy not in ("channel", "tensor"):
+            return None
+        return cls(
+            bits,
+            size if in_groups else None,
+            strategy == "channel",
+            weights.get("symmetric", True) is True,
+            tuple(map(str, targets)) if isinstance(targets, list) else (),
+        )
+
+    def names(self, module: str) -> bool:
+        """Return True if a target is the module's path, or a regular expression that matches it."""
+        return any(
+            re.match(target[3:], module) if target.startswith("re:") else target == module
+            for target in self.targets
+        )
+
+
 @dataclass(frozen=True, kw_only=True)
 class SourceConfig(Document):
     """The config.json of a checkpoint: the keys that are checked, and ``others`` as they are."""
@@ -237,6 +284,25 @@ class SourceConfig(Document):
             for item in (*self.group_weights, *self._settings_and_groups[:1])
             if type(item.get("group_size")) is int
             and (item.get("quant_algo") == "NVFP4" or _FLOATS_OF_4_BITS.items() <= item.items())
+        )
+
+    @property
+    def integer_groups(self) -> list[WeightGroup]:
+        """The groups of ``quantization_config`` whose weights are integers."""
+        return [
+            one for one in map(WeightGroup.of, self._settings_and_groups[1:]) if one is not None
+        ]
+
+    @property
+    def fp8_group_sizes(self) -> frozenset[int]:
+        """The sizes of the groups of 8-bit floats that ``quantization_config`` names."""
+        return frozenset(
+            weights["group_size"]
+            for weights in self.group_weights
+            if weights.get("num_bits") == 8
+            and weights.get("type") == "float"
+            and type(weights.get("group_size")) is int
+            and weights["group_size"] > 0
         )
 
     @property

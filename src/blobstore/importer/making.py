@@ -96,6 +96,11 @@ class RunMaker:
     def _make_values(self, step: Values, place: _Place, options: ImportOptions) -> None:
         output, source = step.output, step.source
         # First: finding it reads through the memory that the values will lie in.
+        if output.copies_codes:
+            made = self._readers.quantized(source, step.start, step.count)
+            for suffix, array in (("", made.weight), (".scale", made.scale), (".bias", made.bias)):
+                place.array(step.at[suffix], array.size, array.dtype)[:] = array
+            return
         factor = float(self._global_scale(output)) if output.global_scale is not None else 1.0
         values = self._cast_values(output, source, step.start, step.count)
         if output.quantization is None:

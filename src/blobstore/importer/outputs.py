@@ -65,7 +65,7 @@ class OutputTensor:
     More than one source are stacked.
 
     ``copies_codes``: the sources are quantized as the output is, and their codes and scales are
-    copied as they are. ``global_scale`` is the shape of its global scale, None when it has none.
+    kept: copied as they are, or put into our order. ``global_scale`` is the shape of its global scale, None when it has none.
     ``kept``: why it is not quantized although a type was asked for, as the end of a sentence that
     begins with its name.
     """
@@ -126,7 +126,7 @@ class OutputTensor:
     @property
     def copies(self) -> bool:
         if self.copies_codes:
-            return True
+            return self.sources[0].form is Form.CODES
         plain = all(
             source.form is Form.PLAIN and source.dtype is self.dtype for source in self.sources
         )

@@ -421,7 +421,7 @@ class _Chooser:
     def quantized(self, tensor: OutputTensor, quantization: Quantization | None) -> OutputTensor:
         """Return the tensor quantized so; None leaves it as its source is, codes included."""
         source = tensor.sources[0]
-        if quantization is None and source.form is Form.CODES:
+        if quantization is None and source.quantization is not None:
             return replace(
                 tensor,
                 quantization=source.quantization,
@@ -458,10 +458,10 @@ def _chooser(inventory: Inventory, options: ImportOptions, prefix: str) -> _Choo
     find_policy = partial(policy_for, inventory.config, options=options, is_draft=bool(prefix))
     policy = find_policy(asked=asked) if asked is not None else None
     policies: dict[Form, Policy | None] = dict.fromkeys(Form, policy)
-    if policy is None and any(weight.form is Form.BLOCK_FP8 for weight in weights):
+    if policy is None and any(weight.form is Form.FP8 for weight in weights):
         # FP8 is for no runtime of ours: it becomes the nearest type. Everything else stays what it
         # is.
-        policies[Form.BLOCK_FP8] = find_policy(asked=QuantType.MXFP8)
+        policies[Form.FP8] = find_policy(asked=QuantType.MXFP8)
     turned = inputs_first(weights, inventory.config, options.profile)
     return _Chooser(options, policies, prefix, RuleBook(options.rules), turned)
 

@@ -29,7 +29,6 @@ from blobstore.importer.outputs import OutputTensor, PlannedBlob
 from blobstore.io.durable import PAGE, os_errors
 from blobstore.io.ranges import SourceReader
 from blobstore.kernels.arrays import numpy_dtype
-from blobstore.kernels.scales import BlockRun
 from blobstore.source.folders import SourceFile, SourceTensor
 from blobstore.source.weights import Form, SourceWeight
 
@@ -79,11 +78,15 @@ def needed_for(source: SourceWeight, start: int, count: int) -> Iterator[Need]:
             unit = math.prod(source.shape[-2:]) if source.transposed else 1
             first, stop = start // unit, -(-(start + count) // unit)
             yield _items(source.tensor, first * unit, stop * unit)
-        case Form.BLOCK_FP8:
+        case Form.FP8:
             yield _part(source.tensor, start, start + count)
-            *_, rows, cols = source.shape
-            scales = BlockRun(rows=rows, cols=cols, first=start, count=count).scales
+            scales = source.block_run(start, count).scales
             yield _items(source.companions[".scale"], scales.start, scales.stop)
+        case Form.INTEGERS if source.integers is not None:
+            for suffix, begin, end in source.integers.needs(start, count):
+                yield _part(source.parts[suffix], begin, end)
+            if ".shape" in source.companions and not start:
+                yield whole(source.companions[".shape"])
         case Form.CODES if source.quantization is not None:
             for part in source.quantization.parts((count,), source.companions[".scale"].dtype):
                 items = math.prod(part.shape)

@@ -149,8 +149,9 @@ def _source_key(source: SourceWeight, state: Callable[[SourceFile], str]) -> str
             for suffix, part in source.parts.items()
         ]
     )
-    kind = f"{source.form.value} {source.dtype.value} {source.quantization}"
-    return f"{source.name}\n{kind} {source.inverse_global_scale} {source.shape}\n{parts}\n"
+    kind = f"{source.form.value} {source.dtype.value} {source.quantization} {source.block}"
+    coding = f"{source.inverse_scale} {source.integers}"
+    return f"{source.name}\n{kind} {coding} {source.shape}\n{parts}\n"
 
 
 _SPARE_THREADS = 3

@@ -15,16 +15,19 @@ from itertools import pairwise
 from typing import TypeAlias
 
 from blobstore.errors import UnsupportedSourceError, UsageError, quoted
-from blobstore.formats.checkpoint import SourceConfig
+from blobstore.formats.checkpoint import SourceConfig, WeightGroup
 from blobstore.formats.dtypes import DType
 from blobstore.formats.quant import Part, Quantization, QuantType
 from blobstore.source.folders import SourceTensor
 from blobstore.source.producers import (
     BLOCK_FP8,
+    COMPRESSED_INTEGERS,
+    COMPRESSED_MXFP4,
     COMPRESSED_NVFP4,
     FP8,
     GPT_OSS,
     IMPORTED,
+    KV_CACHE_SCALES,
     MLX,
     MODELOPT_NVFP4,
     OWN,
@@ -34,7 +37,8 @@ from blobstore.source.producers import (
     TensorLike,
     row_of,
 )
-from blobstore.source.weights import FP8_BLOCK, Form, SourceWeight, is_expert, named_twice
+from blobstore.source.integers import IntegerCodes, Words
+from blobstore.source.weights import Form, SourceWeight, is_expert, named_twice
 
 _LEAST_ELEMENTS = 1024
 
@@ -102,6 +106,7 @@ def _unexplained(
 
 _NVFP4 = Quantization(QuantType.NVFP4, 16)
 _MXFP4 = Quantization(QuantType.MXFP4, 32)
+_MXFP8 = Quantization(QuantType.MXFP8, 32)
 _WORD_BYTES = 4
 PACKED_FORMATS = frozenset({"nvfp4-pack-quantized", "mixed-precision"})
 """compressed-tensors' formats of checkpoints with NVFP4 weights.
@@ -132,6 +137,8 @@ def source_weights(
         module = base.removesuffix(".weight")
         consumed.update(base + suffix for suffix in producer.companions)
         consumed.update(module + suffix for suffix in producer.dropped)
+    if weights and config is not None and config.quant_method is not None:
+        consumed.update(name for name in tensors if name.endswith(KV_CACHE_SCALES))
     rest = {name: tensor for name, tensor in tensors.items() if name not in consumed}
     for name, reason in look_packed(rest, tensors, config):
         raise _refused(rest[name], str(rest[name].dtype), reason)
@@ -200,7 +207,7 @@ def _codes(match: _Found, quantization: Quantization) -> SourceWeight:
         Form.CODES,
         producer.name,
         quantization,
-        producer.inverse_global_scale,
+        producer.inverse_scale,
     )
     if math.prod(words) * _WORD_BYTES != tensor.nbytes or not quantization.divides(shape):
         raise _refusal(match, f"{list(tensor.shape)} are not whole groups of {quantization}")
@@ -297,33 +304,114 @@ def _nvfp4(match: _Found) -> SourceWeight:
     return _codes(match, _NVFP4)
 
 
-def _block_fp8(match: _Found) -> SourceWeight:
-    block = match.config.fp8_block_size
-    if block not in (None, (FP8_BLOCK, FP8_BLOCK)):
-        raise _refusal(
-            match, f"its blocks are {'x'.join(map(str, block))}, and only 128x128 is decoded"
-        )
+def _fp8(match: _Found) -> SourceWeight:
     shape, scale = match.tensor.shape, match.scale
     if len(shape) < 2:  # noqa: PLR2004
         raise _refusal(match, f"{list(shape)} is not a matrix")
-    wanted = (*shape[:-2], -(-shape[-2] // FP8_BLOCK), -(-shape[-1] // FP8_BLOCK))
-    if scale.shape != wanted:
+    if not scale.dtype.is_float and scale.shape == (*shape[:-1], shape[-1] // _MXFP8.group_size):
+        return _codes(match, _MXFP8)
+    if scale.dtype is DType.U8:
         raise _refusal(
-            match,
-            f"its scale {quoted(scale.name)} is {list(scale.shape)}, and 128x128 blocks need"
-            f" {list(wanted)}",
+            match, f"its scale {quoted(scale.name)} is U8 {list(scale.shape)}, and not for 32 codes"
         )
-    if block is None:
-        raise _unclear_error(match, "which weights share a scale", " (weight_block_size)")
     return SourceWeight(
         match.name,
         DType.BF16,
         shape,
         match.tensor,
         _companions(match),
-        Form.BLOCK_FP8,
+        Form.FP8,
         match.row.name,
+        block=_fp8_block(match, shape, scale.shape),
     )
+
+
+def _fp8_block(match: _Found, shape: tuple[int, ...], scale: tuple[int, ...]) -> tuple[int, int]:
+    """Return the rows and columns that share a scale: of a matrix, a row, a group or a block."""
+    *lead, rows, cols = shape
+    possible = [match.config.fp8_block_size, *((1, size) for size in match.config.fp8_group_sizes)]
+    for block in filter(None, possible):
+        blocks = -(-rows // block[0]), -(-cols // block[1])
+        if scale in ((*lead, *blocks), (*lead, blocks[0], 1, blocks[1], 1)):
+            return block
+    if scale in ((*lead,), (*lead, 1), (*lead, 1, 1)):
+        return rows, cols
+    if scale in ((*lead, rows), (*lead, rows, 1)):
+        return 1, cols
+    if not any(possible):
+        raise _unclear_error(match, "which weights share a scale", " (weight_block_size)")
+    raise _refusal(
+        match,
+        f"its scale {quoted(match.scale.name)} is {list(scale)}, and {list(shape)} has no such"
+        f" {'x'.join(map(str, match.config.fp8_block_size or (1, min(match.config.fp8_group_sizes))))}"
+        " blocks",
+    )
+
+
+def _integers(match: _Found) -> SourceWeight:
+    """Read compressed-tensors' integer codes: config.json and the tensors must agree on them."""
+    if match.config.quant_method != "compressed-tensors":
+        raise _unclear_error(match, "that compressed-tensors stored its integer codes")
+    if (order := match.tensors.get(f"{match.base}.weight_g_idx")) is not None:
+        raise _refusal(match, f"its columns are permuted, by {quoted(order.name)}")
+    groups = match.config.integer_groups
+    named = [group for group in groups if group.names(match.base)]
+    codes = {
+        lie for group in named or groups for lie in _integer_codes(match, group) if lie is not None
+    }
+    if len(codes) != 1:
+        tensors = ", ".join(
+            f"{quoted(part.name)} {part.dtype} {list(part.shape)}"
+            for part in (match.tensor, *_companions(match).values())
+        )
+        raise _unclear_error(match, "how it was quantized", f", if its tensors are {tensors}")
+    (lie,) = codes
+    *lead, _ = match.tensor.shape
+    return SourceWeight(
+        match.weight_name,
+        match.scale.dtype,
+        (*lead, lie.cols),
+        match.tensor,
+        _companions(match),
+        Form.INTEGERS,
+        match.row.name,
+        lie.quantization,
+        integers=lie,
+    )
+
+
+def _integer_codes(match: _Found, group: WeightGroup) -> Iterator[IntegerCodes]:
+    """Yield how the codes may lie if the weight is quantized so: once, or not at all."""
+    bits, size, scale = group.bits, group.group_size, match.scale
+    *lead, rows, last = match.tensor.shape if len(match.tensor.shape) > 1 else (0, 0)
+    packed = (Words(bits), Words(bits, dense=False)) if match.tensor.dtype is DType.I32 else (None,)
+    for words in packed if rows and last else ():
+        cols = last if words is None else words.codes(last)
+        if size is not None:
+            cols = scale.shape[-1] * size if scale.shape else 0
+        shared, scales = size or cols, (*lead, rows, cols // (size or cols))
+        if not group.by_row and size is None:
+            shared, scales = (
+                rows * cols,
+                scale.shape if math.prod(scale.shape) == math.prod(lead) else (-1,),
+            )
+        fits = last == (cols if words is None else words.count(cols))
+        zeros = _zeros(match, words or Words(bits), (*lead, rows, cols // min(shared, cols)))
+        if fits and scale.shape == scales and zeros is not None and bool(zeros) != group.symmetric:
+            yield IntegerCodes(bits, rows, cols, shared, scale.dtype, words, zeros)
+            return
+
+
+def _zeros(match: _Found, words: Words, shape: tuple[int, ...]) -> str | None:
+    """Return how zero points of that shape are stored, "" without any, None if they do not fit."""
+    zero = match.companion(".weight_zero_point")
+    if zero is None:
+        return ""
+    if zero.dtype is DType.I8 and zero.shape == match.scale.shape:
+        return "bytes"
+    *lead, rows, groups = shape
+    packed = zero.dtype is DType.I32 and zero.shape == (*lead, words.count(rows), groups)
+    return "words" if packed else None
 
 
 def _own(match: _Found) -> SourceWeight:
@@ -347,5 +435,7 @@ _READERS: Mapping[Producer, Callable[[_Found], SourceWeight]] = {
     # mlx_lm/models/gpt_oss.py `sanitize`).
     GPT_OSS: partial(_codes, quantization=_MXFP4),
     OWN: _own,
-    **dict.fromkeys(BLOCK_FP8, _block_fp8),
+    COMPRESSED_MXFP4: partial(_codes, quantization=_MXFP4),
+    **dict.fromkeys(COMPRESSED_INTEGERS, _integers),
+    **dict.fromkeys(BLOCK_FP8, _fp8),
 }

@@ -272,9 +272,9 @@ def _tensors(read: list[tuple[SourceFile, Header]]) -> dict[str, SourceTensor]:
 def kind_of(weights: Iterable[SourceWeight]) -> str:
     """Return Ollama's name for a kind of checkpoint (x/create/classify.go, ollama@fb307609)."""
     forms = {weight.form for weight in weights}
-    if Form.CODES in forms:
+    if not forms.isdisjoint({Form.CODES, Form.INTEGERS}):
         return "prequantized"
-    return "block-fp8" if Form.BLOCK_FP8 in forms else FLOAT
+    return "block-fp8" if Form.FP8 in forms else FLOAT
 
 
 def quant_type_of(weights: Sequence[SourceWeight], config: SourceConfig | None) -> QuantType | None:
@@ -288,7 +288,7 @@ def quant_type_of(weights: Sequence[SourceWeight], config: SourceConfig | None) 
     types = {
         QuantType.MXFP8 if weight.quantization is None else weight.quantization.quant_type
         for weight in weights
-        if weight.form is not Form.PLAIN
+        if weight.form is Form.FP8 or weight.quantization is not None
     }
     if len(types) == 1:
         return types.pop()

@@ -64,7 +64,7 @@ class Producer:
     companions: Mapping[str, str]
     optional: frozenset[str] = frozenset()
     dropped: tuple[str, ...] = ()
-    inverse_global_scale: bool = False
+    inverse_scale: bool = False
     joined: bool = False
 
     @property
@@ -91,6 +91,7 @@ _I8 = frozenset({DType.I8})
 _I32 = frozenset({DType.I32})
 _U32 = frozenset({DType.U32})
 _BYTES = _U8 | _I8
+_EXPONENTS = frozenset({DType.U8, DType.F8_E8M0})
 _SCALES = _FLOATS | FP8 | _U8 | _I32 | {DType.F8_E8M0}
 _ACTIVATION_SCALES = (".input_scale", ".input_global_scale")
 
@@ -109,7 +110,7 @@ COMPRESSED_NVFP4 = Producer(
     scale_dtypes=_E4M3,
     companions={".weight_scale": ".scale", ".weight_global_scale": ".global_scale"},
     dropped=_ACTIVATION_SCALES,
-    inverse_global_scale=True,
+    inverse_scale=True,
 )
 MODELOPT_NVFP4 = Producer(
     name="ModelOpt NVFP4",
@@ -127,12 +128,36 @@ GPT_OSS = Producer(
     companions={"_scales": ".scale"},
     joined=True,
 )
+COMPRESSED_MXFP4 = Producer(
+    name="compressed-tensors MXFP4",
+    weight=".weight_packed",
+    weight_dtypes=_U8,
+    scale_dtypes=_EXPONENTS,
+    companions={".weight_scale": ".scale"},
+    dropped=_ACTIVATION_SCALES,
+)
+COMPRESSED_INTEGERS = tuple(
+    Producer(
+        name="compressed-tensors",
+        weight=weight,
+        weight_dtypes=dtypes,
+        scale_dtypes=_FLOATS,
+        companions={
+            ".weight_scale": ".scale",
+            ".weight_zero_point": ".zero",
+            ".weight_shape": ".shape",
+        },
+        optional=frozenset({".weight_zero_point", ".weight_shape"}),
+        dropped=(*_ACTIVATION_SCALES, ".input_zero_point"),
+    )
+    for weight, dtypes in ((".weight_packed", _I32), (".weight", _I8))
+)
 BLOCK_FP8 = tuple(
     Producer(
-        name="block FP8",
+        name="FP8",
         weight="",
         weight_dtypes=_E4M3,
-        scale_dtypes=_FLOATS,
+        scale_dtypes=_FLOATS | _EXPONENTS,
         companions={suffix: ".scale"},
         dropped=_ACTIVATION_SCALES,
     )
@@ -225,7 +250,7 @@ SCALED_FP8 = (
 )
 
 _OF_OTHERS = (MLX, COMPRESSED_NVFP4, MODELOPT_NVFP4, GPT_OSS, *BLOCK_FP8)
-IMPORTED = (*_OF_OTHERS, OWN)
+IMPORTED = (*_OF_OTHERS, COMPRESSED_MXFP4, *COMPRESSED_INTEGERS, OWN)
 """The rows that are imported, the most specific first."""
 COUNTED = (
     *_OF_OTHERS,
@@ -242,6 +267,8 @@ COUNTED = (
 )
 """The rows that an inspection counts; our own form is read from metadata (stored.py)."""
 
+KV_CACHE_SCALES = (".k_scale", ".v_scale", ".q_scale", ".k_zero_point", ".v_zero_point")
+"""Suffixes of the scales of a cache of keys and values, which no weight needs."""
 ASIDE = (
     *_ACTIVATION_SCALES,
     ".input_zero_point",
@@ -272,7 +299,7 @@ class RefusedFormat:
     companion: str = ""
 
 
-_NO_INT8 = "weights of 8-bit integers with scales are not imported"
+_NO_INT8 = "8-bit integers with scales are imported only from compressed-tensors"
 _NO_COMPRESSED_SCALE = "packed weights need X.weight_scale (F8_E4M3) and X.weight_global_scale"
 _NO_MODELOPT_SCALE = "packed weights need X.weight_scale (F8_E4M3) and X.weight_scale_2"
 _STACKED = "packed experts that are stacked, with {companion}, are not imported"
@@ -284,7 +311,7 @@ REFUSED_FORMATS = (
     RefusedFormat("", _E4M3, _FP8_SCALE, "_scale"),
     RefusedFormat("", _E4M3, _NO_FP8_SCALE),
     RefusedFormat(".weight_packed", _U8, _NO_COMPRESSED_SCALE),
-    RefusedFormat(".weight_packed", _INTEGERS, "weights packed into integers are not imported"),
+    RefusedFormat(".weight_packed", _INTEGERS, "packed integers need X.weight_scale, of floats"),
     RefusedFormat(".qweight", _INTEGERS, "AWQ and GPTQ weights are not imported"),
     RefusedFormat("", _ANY, "bitsandbytes weights are not imported", ".absmax"),
     RefusedFormat("._data", _ANY, "quanto weights are not imported", "._scale"),

@@ -1,7 +1,8 @@
 """Weights of a checkpoint, each of one or more tensors, and their values.
 
 An unquantized weight is one tensor. A quantized one has companions: scales, biases, a global scale.
-A weight that is stored as block FP8 has one scale for each block of 128 rows and 128 columns.
+An FP8 weight has one scale for each block of rows and columns; a whole matrix may be one, or a row.
+Integer codes of other programs are in integers.py.
 
 `SourceReaders` reads the values, decoded, from files that are unchanged since the inventory. A tile
 is a range of consecutive values of matrices, cut where rows begin and end. A `Fetcher` reads files
@@ -17,6 +18,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from types import MappingProxyType
 from typing import Any
 
@@ -25,16 +27,13 @@ import numpy as np
 from blobstore import kernels
 from blobstore.errors import UnsupportedSourceError, UsageError, quoted
 from blobstore.formats.dtypes import DType
-from blobstore.formats.quant import Quantization
+from blobstore.formats.quant import Quantization, QuantType
 from blobstore.io.budget import Cancellation
 from blobstore.io.ranges import SourceReader
 from blobstore.kernels.arrays import Array, QuantizedArray, numpy_dtype
-from blobstore.kernels.scales import BlockRun
+from blobstore.kernels.scales import BlockRun, decoded_scales
 from blobstore.source.folders import SourceFile, SourceTensor
-
-FP8_BLOCK = 128
-"""Rows and columns of the blocks that share a scale; other sizes are not decoded."""
-
+from blobstore.source.integers import IntegerCodes
 
 _EXPERT_MARKS = (".experts.", ".mlp.switch_mlp.", ".mlp.shared_experts.", ".mixer.shared_experts.")
 _EXPERT_COMPANIONS = (".bias", ".scale", ".qbias")
@@ -45,7 +44,8 @@ class Form(enum.Enum):
 
     PLAIN = "plain"
     CODES = "codes"
-    BLOCK_FP8 = "block FP8"
+    INTEGERS = "integers"
+    FP8 = "FP8"
 
 
 _NONE: Mapping[str, SourceTensor] = MappingProxyType({})
@@ -58,10 +58,12 @@ class SourceWeight:
     ``tensor`` is that of the weight itself, ``companions`` are the others by the suffix of the
     array that they become (".scale", ".bias", ".global_scale"). ``producer`` is the program that
     quantized it, by its name in producers.py. ``quantization`` is that of ``CODES``, which are
-    copied or dequantized; ``dtype`` is then the one that values are dequantized to.
-    ``inverse_global_scale``: the source stores what values are divided by. ``transposed``:
-    ``shape``, and the order of the values, have the last two axes of the checkpoint's tensor
-    swapped; of ``PLAIN`` values these are swapped as they are read.
+    copied or dequantized, and of ``INTEGERS``, None if ours has no such groups; ``dtype`` is then
+    the one that values are dequantized to. ``integers``: how ``INTEGERS`` lie. ``block``: rows and
+    columns of an ``FP8`` matrix that share a scale. ``inverse_scale``: the source stores what
+    values are divided by, as the global scale, or as scales of FP8. ``transposed``: ``shape``, and
+    the order of the values, have the last two axes of the checkpoint's tensor swapped; of ``PLAIN``
+    values these are swapped as they are read.
     """
 
     name: str
@@ -72,8 +74,10 @@ class SourceWeight:
     form: Form = Form.PLAIN
     producer: str = ""
     quantization: Quantization | None = None
-    inverse_global_scale: bool = False
+    inverse_scale: bool = False
     transposed: bool = False
+    integers: IntegerCodes | None = None
+    block: tuple[int, int] | None = None
 
     @classmethod
     def plain(cls, tensor: SourceTensor) -> SourceWeight:
@@ -131,7 +135,16 @@ class SourceWeight:
             self.dtype,
             self.shape,
             self.quantization,
+            self.integers,
+            self.block,
             scale and (scale.dtype, scale.shape),
+        )
+
+    def block_run(self, start: int, count: int) -> BlockRun:
+        """Return ``count`` codes of FP8 from index ``start`` on, and the blocks that they are in."""
+        (rows, cols), (height, width) = self.shape[-2:], self.block or (1, 1)
+        return BlockRun(
+            rows=rows, cols=cols, first=start, count=count, block_rows=height, block_cols=width
         )
 
 
@@ -239,9 +252,41 @@ class SourceReaders:
             bits = weight.dtype.bits
             kind = numpy_dtype(weight.dtype) if bits >= 8 else np.dtype(np.uint8)  # noqa: PLR2004
             return self._read_stored(weight.tensor, start, count, kind)
-        if weight.form is Form.BLOCK_FP8:
+        if weight.form is Form.FP8:
             return self._decode(weight, start, count)
+        if weight.integers is not None:
+            self._check_shape(weight, start)
+            read = partial(self._read_bytes, weight)
+            return weight.integers.values(read, start, count, weight.dtype)
         return self._dequantize(weight, start, count)
+
+    def quantized(self, weight: SourceWeight, start: int, count: int) -> QuantizedArray[Array]:
+        """Return ``count`` values of integer codes, whole groups of ours, as they are stored.
+
+        Raises: as `values`.
+        """
+        if weight.integers is None:
+            raise AssertionError("only integer codes are stored in another way")
+        self._check_shape(weight, start)
+        return weight.integers.quantized(partial(self._read_bytes, weight), start, count)
+
+    def _check_shape(self, weight: SourceWeight, start: int) -> None:
+        """Raise UnsupportedSourceError if the source says that a weight has another shape."""
+        tensor = weight.companions.get(".shape")
+        if tensor is None or start:
+            return
+        kind = np.dtype(np.int32 if tensor.dtype is DType.I32 else np.int64)
+        said = self._read(tensor, 0, np.empty(tensor.nbytes // kind.itemsize, kind)).tolist()
+        if said != list(weight.shape):
+            raise UnsupportedSourceError(
+                f"{quoted(tensor.name)} says {said}, and its codes and scales {list(weight.shape)}",
+                tensor=weight.tensor.name,
+                path=tensor.file.path,
+            )
+
+    def _read_bytes(self, weight: SourceWeight, suffix: str, begin: int, end: int) -> Array:
+        """Return bytes of one of the weight's tensors."""
+        return self._read(weight.parts[suffix], begin, np.empty(end - begin, np.uint8))
 
     def global_scale(self, weight: SourceWeight) -> np.float32:
         """Return the factor of a double-scaled weight's values.
@@ -252,7 +297,7 @@ class SourceReaders:
         tensor = weight.companions[".global_scale"]
         stored = self._read(tensor, 0, np.empty(1, np.float32))[0]
         with np.errstate(divide="ignore", over="ignore"):
-            scale = np.float32(1) / stored if weight.inverse_global_scale else stored
+            scale = np.float32(1) / stored if weight.inverse_scale else stored
         if not (np.isfinite(stored) and np.isfinite(scale)):
             raise UnsupportedSourceError(
                 f"the global scale {quoted(tensor.name)} is {stored}: no weight can be scaled by"
@@ -309,14 +354,23 @@ class SourceReaders:
     def _decode(self, weight: SourceWeight, start: int, count: int) -> Array:
         codes = self._read_stored(weight.tensor, start, count, np.dtype(np.uint8))
         out = self.scratch.array("decoded", count, numpy_dtype(DType.BF16))
-        tensor = weight.companions[".scale"]
-        *_, rows, cols = weight.shape
-        for run in BlockRun(rows=rows, cols=cols, first=start, count=count).pieces(_BLOCK_SCALES):
-            needed, place = run.scales, slice(run.first - start, run.first - start + run.count)
-            scales = self.scratch.array("scales", len(needed), numpy_dtype(tensor.dtype))
-            self._read(tensor, needed.start, scales)
-            kernels.decode_blocks_into(codes[place], scales, out[place], run)
+        for run in weight.block_run(start, count).pieces(_BLOCK_SCALES):
+            place = slice(run.first - start, run.first - start + run.count)
+            kernels.decode_blocks_into(codes[place], self._scales(weight, run), out[place], run)
         return out
+
+    def _scales(self, weight: SourceWeight, run: BlockRun) -> Array:
+        """Return what the codes of a run of FP8 are multiplied by."""
+        tensor, needed = weight.companions[".scale"], run.scales
+        is_float = tensor.dtype.is_float
+        kind = numpy_dtype(tensor.dtype) if is_float else np.dtype(np.uint8)
+        scales = self._read(tensor, needed.start, self.scratch.array("scales", len(needed), kind))
+        if not is_float:
+            scales = decoded_scales(scales, QuantType.MXFP8)
+        if weight.inverse_scale:
+            with np.errstate(divide="ignore"):
+                scales = np.float32(1) / scales.astype(np.float32)
+        return scales
 
     def _dequantize(self, weight: SourceWeight, start: int, count: int) -> Array:
         quantization = weight.quantization
