@@ -191,7 +191,7 @@ class WeightGroup:
         return cls(
             bits,
             size if in_groups else None,
-            strategy == "channel",
+            strategy != "tensor",
             weights.get("symmetric", True) is True,
             tuple(map(str, targets)) if isinstance(targets, list) else (),
         )
@@ -202,6 +202,25 @@ class WeightGroup:
             re.match(target[3:], module) if target.startswith("re:") else target == module
             for target in self.targets
         )
+
+
+@dataclass(frozen=True, slots=True)
+class ColumnSettings:
+    """How GPTQ, AWQ or AutoRound quantized the weights of a module.
+
+    ``group_size``: None for one scale for each output. ``reason``: why this is not read.
+    """
+
+    bits: int
+    group_size: int | None
+    is_awq: bool = False
+    zero_is_less_one: bool = False
+    permuted: bool = False
+    reason: str | None = None
+
+
+_GPTQ_BITS, _AWQ_BITS = (2, 3, 4, 8), (4,)
+_COLUMN_METHODS = ("gptq", "awq", "auto-round", "intel/auto-round")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -293,6 +312,43 @@ class SourceConfig(Document):
             one for one in map(WeightGroup.of, self._settings_and_groups[1:]) if one is not None
         ]
 
+    def column_settings(self, module: str) -> ColumnSettings | None:
+        """Return how GPTQ, AWQ or AutoRound quantized a module; None if config.json does not say.
+
+        Sources: ModelCloud/GPTQModel@f4c327a1 quantization/config.py `dynamic_get`; AutoAWQ@88e4c76b
+        awq/models/_config.py `AwqConfig`; intel/auto-round 0.16.1 inference/convert_model.py
+        `get_layer_config`.
+        """
+        said = self._settings_and_groups[0]
+        if self.quant_method not in _COLUMN_METHODS:
+            return None
+        own = {**said, **_own_settings(said, module)}
+        bits, size = (
+            own.get("bits", own.get("w_bit")),
+            own.get("group_size", own.get("q_group_size")),
+        )
+        if type(bits) is not int or type(size) is not int:
+            return None
+        packing = str(own.get("packing_format", self.quant_method))
+        is_awq = "awq" in packing
+        form = str(own.get("checkpoint_format", own.get("format", "gptq")))
+        version = str(own.get("version", "gemm")).lower()
+        reason = None
+        if bits not in (_AWQ_BITS if is_awq else _GPTQ_BITS):
+            reason = f"{bits} bits of {'AWQ' if is_awq else 'GPTQ'} have several layouts"
+        elif is_awq and version != "gemm":
+            reason = f"AWQ's version {version!r} has another layout"
+        elif self.quant_method == "gptq" and form not in ("gptq", "gptq_v2"):
+            reason = f"its checkpoint_format {form!r} has another layout"
+        return ColumnSettings(
+            bits,
+            size if size > 0 else None,
+            is_awq,
+            "gptq" in packing and form != "gptq_v2",
+            own.get("desc_act") is True,
+            reason,
+        )
+
     @property
     def fp8_group_sizes(self) -> frozenset[int]:
         """The sizes of the groups of 8-bit floats that ``quantization_config`` names."""
@@ -360,6 +416,17 @@ class SourceConfig(Document):
         text_type = (self.text_config or {}).get("model_type")
         named = next(iter(self.architectures or ()), None) or self.model_type
         return named or (text_type if isinstance(text_type, str) else "")
+
+
+def _own_settings(settings: Mapping[str, Any], module: str) -> Mapping[str, Any]:
+    """Return the settings of one module: GPTQModel's ``dynamic``, AutoRound's ``extra_config``."""
+    rules, own = settings.get("dynamic"), settings.get("extra_config")
+    if isinstance(rules, dict):
+        for rule, item in rules.items():
+            if not rule.startswith("-:") and re.match(rule.removeprefix("+:"), module):
+                return item if isinstance(item, dict) else {}
+    item = own.get(module) if isinstance(own, dict) else None
+    return item if isinstance(item, dict) else {}
 
 
 def settings_of(

@@ -85,8 +85,8 @@ def needed_for(source: SourceWeight, start: int, count: int) -> Iterator[Need]:
         case Form.INTEGERS if source.integers is not None:
             for suffix, begin, end in source.integers.needs(start, count):
                 yield _part(source.parts[suffix], begin, end)
-            if ".shape" in source.companions and not start:
-                yield whole(source.companions[".shape"])
+            stated = () if start else (".shape", ".order")
+            yield from (whole(source.companions[one]) for one in stated if one in source.companions)
         case Form.CODES if source.quantization is not None:
             for part in source.quantization.parts((count,), source.companions[".scale"].dtype):
                 items = math.prod(part.shape)

@@ -26,6 +26,7 @@ from blobstore.source.producers import (
     COMPRESSED_NVFP4,
     FP8,
     GPT_OSS,
+    GPTQ,
     IMPORTED,
     KV_CACHE_SCALES,
     MLX,
@@ -37,7 +38,7 @@ from blobstore.source.producers import (
     TensorLike,
     row_of,
 )
-from blobstore.source.integers import IntegerCodes, Words
+from blobstore.source.integers import ColumnCodes, IntegerCodes, RowCodes, Words
 from blobstore.source.weights import Form, SourceWeight, is_expert, named_twice
 
 _LEAST_ELEMENTS = 1024
@@ -356,49 +357,97 @@ def _integers(match: _Found) -> SourceWeight:
         raise _refusal(match, f"its columns are permuted, by {quoted(order.name)}")
     groups = match.config.integer_groups
     named = [group for group in groups if group.names(match.base)]
-    codes = {
-        lie for group in named or groups for lie in _integer_codes(match, group) if lie is not None
-    }
+    codes = {lie for group in named or groups for lie in _row_codes(match, group)}
     if len(codes) != 1:
         tensors = ", ".join(
             f"{quoted(part.name)} {part.dtype} {list(part.shape)}"
             for part in (match.tensor, *_companions(match).values())
         )
         raise _unclear_error(match, "how it was quantized", f", if its tensors are {tensors}")
-    (lie,) = codes
-    *lead, _ = match.tensor.shape
+    return _coded(match, codes.pop())
+
+
+def _coded(match: _Found, codes: IntegerCodes, producer: str = "") -> SourceWeight:
+    """Return the weight of integer codes."""
+    *lead, _, _ = match.tensor.shape
     return SourceWeight(
         match.weight_name,
         match.scale.dtype,
-        (*lead, lie.cols),
+        (*lead, codes.rows, codes.cols),
         match.tensor,
         _companions(match),
         Form.INTEGERS,
-        match.row.name,
-        lie.quantization,
-        integers=lie,
+        producer or match.row.name,
+        codes.quantization,
+        integers=codes,
     )
 
 
-def _integer_codes(match: _Found, group: WeightGroup) -> Iterator[IntegerCodes]:
-    """Yield how the codes may lie if the weight is quantized so: once, or not at all."""
-    bits, size, scale = group.bits, group.group_size, match.scale
-    *lead, rows, last = match.tensor.shape if len(match.tensor.shape) > 1 else (0, 0)
-    packed = (Words(bits), Words(bits, dense=False)) if match.tensor.dtype is DType.I32 else (None,)
-    for words in packed if rows and last else ():
-        cols = last if words is None else words.codes(last)
-        if size is not None:
-            cols = scale.shape[-1] * size if scale.shape else 0
-        shared, scales = size or cols, (*lead, rows, cols // (size or cols))
-        if not group.by_row and size is None:
-            shared, scales = (
-                rows * cols,
-                scale.shape if math.prod(scale.shape) == math.prod(lead) else (-1,),
+def _columns(match: _Found) -> SourceWeight:
+    """Read GPTQ's and AWQ's integer codes: config.json and the tensors must agree on them."""
+    settings = match.config.column_settings(match.base)
+    if settings is None:
+        raise _unclear_error(match, "how it was quantized")
+    if settings.reason is not None:
+        raise _refusal(match, settings.reason)
+    bits, words, tensor, scale = settings.bits, Words(settings.bits), match.tensor, match.scale
+    zeros, order = match.companion(".qzeros"), match.companion(".g_idx")
+    lines, last = tensor.shape if len(tensor.shape) == 2 else (0, 0)  # noqa: PLR2004
+    cols, rows = (lines, words.codes(last)) if settings.is_awq else (words.codes(lines), last)
+    size = settings.group_size or cols
+    groups = -(-cols // size) if size else 0
+    wanted = {
+        ".qweight": (cols, words.count(rows)) if settings.is_awq else (words.count(cols), rows),
+        ".scales": (groups, rows),
+        ".qzeros": (groups, words.count(rows)),
+        ".g_idx": (cols,),
+    }
+    for part in (tensor, scale, zeros, order):
+        suffix = part.name.removeprefix(match.base) if part is not None else ""
+        if part is not None and (part.shape != wanted[suffix] or not part.nbytes):
+            raise _refusal(
+                match,
+                f"{quoted(part.name)} is {list(part.shape)}, and {bits} bits in groups of {size}"
+                f" need {list(wanted[suffix])}",
             )
-        fits = last == (cols if words is None else words.count(cols))
-        zeros = _zeros(match, words or Words(bits), (*lead, rows, cols // min(shared, cols)))
-        if fits and scale.shape == scales and zeros is not None and bool(zeros) != group.symmetric:
-            yield IntegerCodes(bits, rows, cols, shared, scale.dtype, words, zeros)
+    if zeros is None or zeros.dtype is not DType.I32:
+        raise _refusal(match, "its zero points, X.qzeros (I32), are missing")
+    codes = ColumnCodes(
+        bits,
+        rows,
+        cols,
+        size,
+        scale.dtype,
+        along_outputs=settings.is_awq,
+        zero_is_less_one=settings.zero_is_less_one,
+        permuted=settings.permuted and order is not None,
+    )
+    return _coded(match, codes, "AWQ" if settings.is_awq else "GPTQ")
+
+
+def _row_codes(match: _Found, group: WeightGroup) -> Iterator[RowCodes]:
+    """Yield how the codes lie if the weight is quantized so: once, or not at all."""
+    if len(match.tensor.shape) < 2 or not match.tensor.nbytes:  # noqa: PLR2004
+        return
+    (*lead, rows, last), bits, scale = match.tensor.shape, group.bits, match.scale
+    dense = Words(bits)
+    packed = (dense, replace(dense, dense=False)) if match.tensor.dtype is DType.I32 else (None,)
+    for words in packed:
+        cols = last if words is None else words.codes(last)
+        if group.group_size is not None:
+            cols = group.group_size * (scale.shape[-1] if scale.shape else 0)
+        size = group.group_size or cols
+        groups = (*lead, rows, cols // size) if size else ()
+        by_matrix = [(*lead,), (*lead, 1), (*lead, 1, 1)]
+        has_shape = scale.shape in ([groups] if group.by_row else by_matrix)
+        zeros = _zeros(match, words or dense, groups)
+        if (
+            has_shape
+            and last == (cols if words is None else words.count(cols))
+            and (zeros == "") is group.symmetric
+            and zeros is not None
+        ):
+            yield RowCodes(bits, rows, cols, size, scale.dtype, words, group.by_row, zeros)
             return
 
 
@@ -409,7 +458,7 @@ def _zeros(match: _Found, words: Words, shape: tuple[int, ...]) -> str | None:
         return ""
     if zero.dtype is DType.I8 and zero.shape == match.scale.shape:
         return "bytes"
-    *lead, rows, groups = shape
+    *lead, rows, groups = shape or (0, 0)
     packed = zero.dtype is DType.I32 and zero.shape == (*lead, words.count(rows), groups)
     return "words" if packed else None
 
@@ -437,5 +486,6 @@ _READERS: Mapping[Producer, Callable[[_Found], SourceWeight]] = {
     OWN: _own,
     COMPRESSED_MXFP4: partial(_codes, quantization=_MXFP4),
     **dict.fromkeys(COMPRESSED_INTEGERS, _integers),
+    GPTQ: _columns,
     **dict.fromkeys(BLOCK_FP8, _fp8),
 }

@@ -4,17 +4,26 @@ A value is ``scale * (code - zero)``, with codes and zero points from 0 to ``2^b
 up to four bits become int4's and others int8's, unchanged, in groups that share a scale: a bias is
 ``-scale * zero``, rounded once. Where no groups of ours fit, values are computed in float32.
 
-Sources: vllm-project/compressed-tensors@ac8e2ba8 compressors/pack_quantized/helpers.py
-`pack_to_int32` (the first code in the lowest bits of dense words; codes and zero points are offset
-by ``2^(bits - 1)``; zero points are packed along rows), naive_quantized/base.py (a byte of two's
-complement for each code), quantization/lifecycle/forward_helpers.py `_dequantize`. Its version
-0.12.2 compressors/quantized_compressors/pack_quantized.py packs ``32 // bits`` codes into a word.
+Sources:
+
+- compressed-tensors: vllm-project/compressed-tensors@ac8e2ba8 compressors/pack_quantized/helpers.py
+  `pack_to_int32` (the first code in the lowest bits of dense words; codes and zero points are offset
+  by ``2^(bits - 1)``; zero points are packed along rows), naive_quantized/base.py (a byte of two's
+  complement for each code), quantization/lifecycle/forward_helpers.py `_dequantize`. Its version
+  0.12.2 compressors/quantized_compressors/pack_quantized.py packs ``32 // bits`` codes into a word.
+- GPTQ: ModelCloud/GPTQModel@f4c327a1 nn_modules/qlinear/__init__.py `PackableQuantLinear`,
+  utils/model.py `convert_gptq_v1_to_v2_format_module` (version 1 stores zero points less one: a
+  whole word's addition gives them back, and of 3 bits each one's).
+- AWQ: casper-hansen/AutoAWQ@88e4c76b awq/modules/linear/gemm.py, utils/packing_utils.py
+  `dequantize_gemm`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -22,10 +31,43 @@ from blobstore.formats.dtypes import DType
 from blobstore.formats.quant import AFFINE_GROUP_SIZES, Quantization, QuantType
 from blobstore.kernels.arrays import Array, QuantizedArray, numpy_dtype
 
-ReadBytes = Callable[[str, int, int], Array]
-"""Returns the bytes of a weight's tensor, by its suffix, from one offset to another."""
-_WORD = 32
+_WORD, _WORD_BYTES = 32, 4
 _NIBBLE, _BYTE = 4, 8
+_AWQ_PLACES = np.array([0, 4, 1, 5, 2, 6, 3, 7])
+"""Where each of eight codes lies in a word of AWQ."""
+
+
+class Region(NamedTuple):
+    """Bytes ``begin`` to ``end`` of each of some lines of a tensor, by its suffix.
+
+    A line has ``line`` bytes; ``first`` and ``stop`` are the lines' numbers.
+    """
+
+    suffix: str
+    line: int
+    first: int
+    stop: int
+    begin: int
+    end: int
+
+    @classmethod
+    def span(cls, suffix: str, begin: int, end: int) -> Region:
+        """Return consecutive bytes."""
+        return cls(suffix, 0, 0, 1, begin, end)
+
+    @classmethod
+    def lines(cls, suffix: str, line: int, first: int, stop: int) -> Region:
+        """Return whole lines."""
+        return cls.span(suffix, first * line, stop * line)
+
+    @property
+    def needs(self) -> tuple[int, int]:
+        """The bytes from the first to the last one that is read."""
+        return self.first * self.line + self.begin, (self.stop - 1) * self.line + self.end
+
+
+ReadRegion = Callable[[Region], Array]
+"""Returns a region's bytes as U8 ``[lines, end - begin]``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,14 +85,6 @@ class Words:
         """Return how many codes fit into so many words."""
         return words * _WORD // self.bits if self.dense else words * (_WORD // self.bits)
 
-    def places(self, first: int, stop: int) -> Array:
-        """Return the first bits of the codes from one index to another."""
-        codes = np.arange(first, stop)
-        if self.dense:
-            return codes * self.bits
-        words, inside = np.divmod(codes, _WORD // self.bits)
-        return words * _WORD + inside * self.bits
-
     def unpack(self, words: Array, first: int, stop: int) -> Array:
         """Return codes of each row of U32 ``[rows, words]`` as U8 ``[rows, stop - first]``."""
         if self.bits in (_NIBBLE, _BYTE):
@@ -58,20 +92,41 @@ class Words:
             if self.bits == _NIBBLE:
                 raw = np.stack((raw & 0xF, raw >> _NIBBLE), axis=-1).reshape(len(raw), -1)
             return raw[:, first:stop]
-        word, shift = np.divmod(self.places(first, stop), _WORD)
-        pairs = np.pad(words, ((0, 0), (0, 1))).astype(np.uint64)
-        pairs = (pairs[:, word] | pairs[:, word + 1] << np.uint64(_WORD)) >> shift.astype(np.uint64)
+        codes = np.arange(first, stop)
+        per_word = _WORD // self.bits
+        places = codes * self.bits
+        if not self.dense:
+            places = codes // per_word * _WORD + codes % per_word * self.bits
+        word, shift = places // _WORD, (places % _WORD).astype(np.uint64)
+        wide = np.pad(words, ((0, 0), (0, 1))).astype(np.uint64)
+        pairs = (wide[:, word] | wide[:, word + 1] << np.uint64(_WORD)) >> shift
         return (pairs & np.uint64(2**self.bits - 1)).astype(np.uint8)
 
 
 @dataclass(frozen=True, slots=True)
-class IntegerCodes:
+class Rows:
+    """Rows of a matrix: ``codes`` U8 ``[rows, cols]``; scales and zero points of their groups.
+
+    ``scales`` and ``zeros`` are float32 ``[rows, groups]``. ``group``: consecutive columns that
+    share them, or the number of each column's group.
+    """
+
+    codes: Array
+    scales: Array
+    zeros: Array
+    group: int | Array
+
+    def of_columns(self, parts: Array, columns: Array) -> Array:
+        """Return scales or zero points for columns."""
+        return parts[:, columns // self.group if isinstance(self.group, int) else self.group]
+
+
+@dataclass(frozen=True, slots=True)
+class IntegerCodes(ABC):
     """How the codes of matrices ``[rows, cols]`` lie in a source's tensors.
 
-    ``group``: consecutive values that share a scale of dtype ``scale``, a whole matrix at most.
-    ``words``: how each row is packed; None if a code is one byte of two's complement. ``zeros``:
-    "" without zero points, as codes are symmetric; "bytes" if these lie as scales do; "words" if
-    they are packed along rows.
+    ``group``: consecutive columns that share a scale, of dtype ``scale``. ``permuted``: columns of
+    a group do not follow each other.
     """
 
     bits: int
@@ -79,89 +134,206 @@ class IntegerCodes:
     cols: int
     group: int
     scale: DType
-    words: Words | None = None
-    zeros: str = ""
 
     @property
     def quantization(self) -> Quantization | None:
         """The type and groups of ours that hold these codes as they are; None without any."""
         kind = QuantType.INT4 if self.bits <= _NIBBLE else QuantType.INT8
         for size in reversed(AFFINE_GROUP_SIZES):
-            if self.group % size == 0 and self.cols % size == 0:
+            if self.group % size == 0:
                 return Quantization(kind, size)
         return None
 
-    @property
-    def zero_words(self) -> Words:
-        """How zero points are packed along rows."""
-        return self.words or Words(self.bits)
+    @abstractmethod
+    def regions(self, first: int, stop: int) -> Iterator[Region]:
+        """Yield what rows of the matrices, one after the other, are made from."""
+
+    @abstractmethod
+    def decoded(self, parts: Mapping[str, Array], first: int, stop: int) -> Rows:
+        """Return rows from the bytes of their regions, by suffix."""
+
+    def states(self, suffix: str, said: Array, shape: tuple[int, ...]) -> bool:
+        """Return True if a weight's shape or, unless permuted, its columns' groups are as said."""
+        if suffix == ".shape":
+            return said.tolist() == list(shape)
+        in_order = np.array_equal(said, np.arange(self.cols) // self.group)
+        groups = -(-self.cols // self.group)
+        return in_order if self.quantization else bool(((said >= 0) & (said < groups)).all())
 
     def needs(self, start: int, count: int) -> Iterator[tuple[str, int, int]]:
-        """Yield what ``count`` values from flat index ``start`` on are made from.
+        """Yield what values are made from: a tensor's suffix, and from where to where in bytes."""
+        for region in self.regions(*self._range(start, count)):
+            yield region.suffix, *region.needs
 
-        Each is the suffix of a tensor, and its bytes from one offset to another.
-        """
-        first, last = start // self.cols, (start + count - 1) // self.cols
-        line = 4 * self.words.count(self.cols) if self.words is not None else self.cols
-        yield "", first * line, (last + 1) * line
-        begin, end = start // self.group, (start + count - 1) // self.group + 1
-        size = self.scale.bits // 8
-        yield ".scale", begin * size, end * size
-        if self.zeros == "bytes":
-            yield ".zero", begin, end
-        elif self.zeros:  # of whole matrices: rows of a column are in one word
-            line = 4 * self.zero_words.count(self.rows) * (self.cols // self.group)
-            yield ".zero", first // self.rows * line, (last // self.rows + 1) * line
-
-    def values(self, read: ReadBytes, start: int, count: int, dtype: DType) -> Array:
-        """Return values from flat index ``start`` on, computed in float32 and rounded once."""
-        parts = {suffix: read(suffix, *span) for suffix, *span in self.needs(start, count)}
-        group = np.arange(start, start + count) // self.group
-        scales, zeros = self._groups(parts, start, group)
+    def values(self, read: ReadRegion, start: int, count: int, dtype: DType) -> Array:
+        """Return ``count`` values from flat index ``start`` on, in float32, rounded once."""
+        first, rows = self._read(read, start, count)
+        columns = np.arange(self.cols)
         with np.errstate(over="ignore", invalid="ignore"):
-            values = (self._codes(parts[""], start, count).astype(np.float32) - zeros) * scales
-            return values.astype(numpy_dtype(dtype))
+            values = rows.codes.astype(np.float32)
+            values -= rows.of_columns(rows.zeros, columns)
+            values *= rows.of_columns(rows.scales, columns)
+            rounded: Array = values.reshape(-1)[start - first :][:count].astype(numpy_dtype(dtype))
+        return rounded
 
-    def quantized(self, read: ReadBytes, start: int, count: int) -> QuantizedArray[Array]:
-        """Return the codes, scales and biases of `quantization` for whole groups of it."""
+    def quantized(self, read: ReadRegion, start: int, count: int) -> QuantizedArray[Array]:
+        """Return the same as codes, scales and biases of `quantization`, whole groups of it."""
         quantization = self.quantization
         if quantization is None:
             raise AssertionError("no groups of ours fit")
-        parts = {suffix: read(suffix, *span) for suffix, *span in self.needs(start, count)}
-        codes = self._codes(parts[""], start, count)
+        first, rows = self._read(read, start, count)
+        codes = rows.codes.reshape(-1)[start - first :][:count]
         if quantization.quant_type is QuantType.INT4:
             codes = codes[0::2] | codes[1::2] << np.uint8(_NIBBLE)
-        group = np.arange(start, start + count, quantization.group_size) // self.group
-        scales, zeros = self._groups(parts, start, group)
+        size = quantization.group_size
+        begin, kind = (start - first) // size, numpy_dtype(self.scale)
+        columns = np.arange(0, self.cols, size)
+        scales, zeros = (
+            rows.of_columns(part, columns).reshape(-1)[begin:][: count // size]
+            for part in (rows.scales, rows.zeros)
+        )
         with np.errstate(over="ignore", invalid="ignore"):
-            biases = (-scales * zeros).astype(numpy_dtype(self.scale))
-        scales = scales.astype(numpy_dtype(self.scale))
+            biases = (-scales * zeros).astype(kind)
         words = np.ascontiguousarray(codes).view(np.uint32)
-        return QuantizedArray(words, scales, biases, None, quantization)
+        return QuantizedArray(words, scales.astype(kind), biases, None, quantization)
 
-    def _codes(self, raw: Array, start: int, count: int) -> Array:
-        """Return codes as U8, flat, from the bytes of whole rows."""
-        if self.words is None:
-            codes = raw + np.uint8(2 ** (self.bits - 1))
-        else:
-            lines = raw.view(np.uint32).reshape(-1, self.words.count(self.cols))
-            codes = self.words.unpack(lines, 0, self.cols).reshape(-1)
-        return codes[start % self.cols :][:count]
+    def _range(self, start: int, count: int) -> tuple[int, int]:
+        return start // self.cols, (start + count - 1) // self.cols + 1
 
-    def _groups(self, parts: dict[str, Array], start: int, group: Array) -> tuple[Array, Array]:
-        """Return the scales and the zero points of groups as float32."""
-        first = start // self.group
-        scales = parts[".scale"].view(numpy_dtype(self.scale))[group - first].astype(np.float32)
-        middle = 2 ** (self.bits - 1)
-        if not self.zeros:
-            return scales, np.float32(middle)
+    def _read(self, read: ReadRegion, start: int, count: int) -> tuple[int, Rows]:
+        """Return the rows that values are in, and the flat index of the first value of these."""
+        first, stop = self._range(start, count)
+        parts = {region.suffix: read(region) for region in self.regions(first, stop)}
+        return first * self.cols, self.decoded(parts, first, stop)
+
+
+@dataclass(frozen=True, slots=True)
+class RowCodes(IntegerCodes):
+    """Codes that lie row by row, as compressed-tensors stores them.
+
+    ``words``: how each row is packed; None if a code is one byte of two's complement. ``by_row``:
+    each row has its own scales; else a matrix has one. ``zeros``: "" without zero points, as codes
+    are symmetric; "bytes" if these lie as scales do; "words" if they are packed along rows.
+    """
+
+    words: Words | None = None
+    by_row: bool = True
+    zeros: str = ""
+
+    @property
+    def _line(self) -> int:
+        return self.cols if self.words is None else _WORD_BYTES * self.words.count(self.cols)
+
+    @property
+    def _groups(self) -> int:
+        return self.cols // self.group
+
+    @property
+    def _zero_words(self) -> Words:
+        return self.words or Words(self.bits)
+
+    def regions(self, first: int, stop: int) -> Iterator[Region]:
+        yield Region.lines("", self._line, first, stop)
+        size = self.scale.bits // 8
+        if not self.by_row:
+            first, stop = first // self.rows, (stop - 1) // self.rows + 1
+        yield Region.lines(".scale", size * self._groups, first, stop)
         if self.zeros == "bytes":
-            zeros = parts[".zero"].view(np.int8).astype(np.float32) + middle
-            return scales, zeros[group - first]
-        columns = self.cols // self.group
-        lines = self.zero_words.count(self.rows)
-        packed = parts[".zero"].view(np.uint32).reshape(-1, lines, columns)
-        unpacked = [self.zero_words.unpack(one.T, 0, self.rows).T for one in packed]
-        matrix = start // (self.cols * self.rows)
-        flat = np.concatenate(unpacked).reshape(-1)
-        return scales, flat[group - matrix * self.rows * columns].astype(np.float32)
+            yield Region.lines(".zero", self._groups, first, stop)
+        elif self.zeros:
+            line = _WORD_BYTES * self._zero_words.count(self.rows) * self._groups
+            yield Region.lines(".zero", line, first // self.rows, (stop - 1) // self.rows + 1)
+
+    def decoded(self, parts: Mapping[str, Array], first: int, stop: int) -> Rows:
+        if self.words is None:
+            codes = parts[""].reshape(-1, self.cols) + np.uint8(2 ** (self.bits - 1))
+        else:
+            lines = parts[""].view(np.uint32).reshape(stop - first, -1)
+            codes = self.words.unpack(lines, 0, self.cols)
+        scales = parts[".scale"].view(numpy_dtype(self.scale)).reshape(-1, self._groups)
+        matrices = np.arange(first, stop) // self.rows - first // self.rows
+        if not self.by_row:
+            scales = scales[matrices]
+        zeros = np.full((1, 1), 2 ** (self.bits - 1), np.float32)
+        if self.zeros == "bytes":
+            zeros = parts[".zero"].view(np.int8).reshape(-1, self._groups) + zeros
+            zeros = zeros if self.by_row else zeros[matrices]
+        elif self.zeros:
+            zeros = self._unpacked_zeros(parts[".zero"], first, stop)
+        zeros = np.broadcast_to(zeros.astype(np.float32), scales.shape)
+        return Rows(codes, scales.astype(np.float32), zeros, self.group)
+
+    def _unpacked_zeros(self, raw: Array, first: int, stop: int) -> Array:
+        """Return the zero points of rows, which are packed along the rows of each matrix."""
+        words = self._zero_words
+        packed = raw.view(np.uint32).reshape(-1, words.count(self.rows), self._groups)
+        before = first // self.rows * self.rows
+        unpacked = [words.unpack(one.T, 0, self.rows).T for one in packed]
+        return np.concatenate(unpacked)[first - before : stop - before]
+
+
+@dataclass(frozen=True, slots=True)
+class ColumnCodes(IntegerCodes):
+    """Codes of one matrix that lies with its inputs first, as GPTQ and AWQ store them.
+
+    GPTQ packs codes along inputs, AWQ along outputs (``along_outputs``). Zero points are packed
+    along outputs. ``zero_is_less_one``: as version 1 of GPTQ stores them. ``permuted``: a tensor
+    says which group each column is in.
+    """
+
+    along_outputs: bool = False
+    zero_is_less_one: bool = False
+    permuted: bool = False
+
+    @property
+    def quantization(self) -> Quantization | None:
+        return None if self.permuted else IntegerCodes.quantization.fget(self)  # type: ignore[attr-defined]
+
+    def regions(self, first: int, stop: int) -> Iterator[Region]:
+        outputs = self._outputs(first, stop)
+        inputs, groups = self.cols, -(-self.cols // self.group)
+        if self.along_outputs:
+            yield self._region("", self._packed(self.rows), inputs, *map(self._packed, outputs))
+        else:
+            yield self._region("", self.rows, self._packed(inputs), first, stop)
+        yield self._region(".zero", self._packed(self.rows), groups, *map(self._packed, outputs))
+        size = self.scale.bits // 8
+        yield Region(".scale", self.rows * size, 0, groups, first * size, stop * size)
+        if self.permuted:
+            yield Region.span(".order", 0, _WORD_BYTES * inputs)
+
+    def decoded(self, parts: Mapping[str, Array], first: int, stop: int) -> Rows:
+        words, (begin, _) = Words(self.bits), self._outputs(first, stop)
+        lines = parts[""].view(np.uint32)
+        if self.along_outputs:
+            codes = self._of_outputs(lines, first - begin, stop - begin).T
+        else:
+            codes = words.unpack(lines.T, 0, self.cols)
+        packed = parts[".zero"].view(np.uint32)
+        if self.zero_is_less_one and self.bits in (2, _NIBBLE, _BYTE):
+            packed = packed + np.uint32((2**_WORD - 1) // (2**self.bits - 1))
+        zeros = self._of_outputs(packed, first - begin, stop - begin)
+        if self.zero_is_less_one and self.bits not in (2, _NIBBLE, _BYTE):
+            zeros = (zeros + np.uint8(1)) & np.uint8(2**self.bits - 1)
+        scales = parts[".scale"].view(numpy_dtype(self.scale)).T
+        group = parts[".order"].view(np.int32).reshape(-1) if self.permuted else self.group
+        return Rows(codes, scales.astype(np.float32), zeros.T.astype(np.float32), group)
+
+    def _packed(self, codes: int) -> int:
+        return Words(self.bits).count(codes)
+
+    def _region(self, suffix: str, line: int, lines: int, begin: int, end: int) -> Region:
+        """Return words of each of all lines."""
+        size = _WORD_BYTES
+        return Region(suffix, line * size, 0, lines, begin * size, end * size)
+
+    def _outputs(self, first: int, stop: int) -> tuple[int, int]:
+        """Return outputs that begin and end where words do."""
+        return first // _WORD * _WORD, min(-(-stop // _WORD) * _WORD, self.rows)
+
+    def _of_outputs(self, words: Array, first: int, stop: int) -> Array:
+        """Return codes that are packed along outputs."""
+        codes = Words(self.bits).unpack(words, 0, Words(self.bits).codes(words.shape[1]))
+        if self.along_outputs:
+            codes = codes.reshape(len(words), -1, len(_AWQ_PLACES))[..., _AWQ_PLACES]
+        return codes.reshape(len(words), -1)[:, first:stop]

@@ -152,6 +152,14 @@ COMPRESSED_INTEGERS = tuple(
     )
     for weight, dtypes in ((".weight_packed", _I32), (".weight", _I8))
 )
+GPTQ = Producer(
+    name="GPTQ",
+    weight=".qweight",
+    weight_dtypes=_I32,
+    scale_dtypes=_FLOATS,
+    companions={".scales": ".scale", ".qzeros": ".zero", ".g_idx": ".order"},
+    optional=frozenset({".qzeros", ".g_idx"}),
+)
 BLOCK_FP8 = tuple(
     Producer(
         name="FP8",
@@ -250,7 +258,7 @@ SCALED_FP8 = (
 )
 
 _OF_OTHERS = (MLX, COMPRESSED_NVFP4, MODELOPT_NVFP4, GPT_OSS, *BLOCK_FP8)
-IMPORTED = (*_OF_OTHERS, COMPRESSED_MXFP4, *COMPRESSED_INTEGERS, OWN)
+IMPORTED = (*_OF_OTHERS, COMPRESSED_MXFP4, *COMPRESSED_INTEGERS, GPTQ, OWN)
 """The rows that are imported, the most specific first."""
 COUNTED = (
     *_OF_OTHERS,
@@ -312,7 +320,7 @@ REFUSED_FORMATS = (
     RefusedFormat("", _E4M3, _NO_FP8_SCALE),
     RefusedFormat(".weight_packed", _U8, _NO_COMPRESSED_SCALE),
     RefusedFormat(".weight_packed", _INTEGERS, "packed integers need X.weight_scale, of floats"),
-    RefusedFormat(".qweight", _INTEGERS, "AWQ and GPTQ weights are not imported"),
+    RefusedFormat(".qweight", _INTEGERS, "AWQ and GPTQ weights need X.scales, of floats"),
     RefusedFormat("", _ANY, "bitsandbytes weights are not imported", ".absmax"),
     RefusedFormat("._data", _ANY, "quanto weights are not imported", "._scale"),
     RefusedFormat("._data._data", _ANY, "quanto weights are not imported", "._scale"),

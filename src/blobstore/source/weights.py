@@ -23,6 +23,7 @@ from types import MappingProxyType
 from typing import Any
 
 import numpy as np
+from numpy.lib.stride_tricks import as_strided
 
 from blobstore import kernels
 from blobstore.errors import UnsupportedSourceError, UsageError, quoted
@@ -33,7 +34,7 @@ from blobstore.io.ranges import SourceReader
 from blobstore.kernels.arrays import Array, QuantizedArray, numpy_dtype
 from blobstore.kernels.scales import BlockRun, decoded_scales
 from blobstore.source.folders import SourceFile, SourceTensor
-from blobstore.source.integers import IntegerCodes
+from blobstore.source.integers import IntegerCodes, Region
 
 _EXPERT_MARKS = (".experts.", ".mlp.switch_mlp.", ".mlp.shared_experts.", ".mixer.shared_experts.")
 _EXPERT_COMPANIONS = (".bias", ".scale", ".qbias")
@@ -117,7 +118,8 @@ class SourceWeight:
         For a transposed weight these are whole rows: in the file a row's values lie far apart, so
         reading half a row costs as much.
         """
-        return most - most % self.shape[-1] if self.transposed and most > self.shape[-1] else most
+        in_rows = self.transposed or self.form is Form.INTEGERS
+        return most - most % self.shape[-1] if in_rows and most > self.shape[-1] else most
 
     def stored_index(self, flat: int) -> tuple[int, ...]:
         """Return the index in the source's tensor for a flat index of the values."""
@@ -255,8 +257,8 @@ class SourceReaders:
         if weight.form is Form.FP8:
             return self._decode(weight, start, count)
         if weight.integers is not None:
-            self._check_shape(weight, start)
-            read = partial(self._read_bytes, weight)
+            self._check_stated(weight, start)
+            read = partial(self._read_region, weight)
             return weight.integers.values(read, start, count, weight.dtype)
         return self._dequantize(weight, start, count)
 
@@ -267,26 +269,38 @@ class SourceReaders:
         """
         if weight.integers is None:
             raise AssertionError("only integer codes are stored in another way")
-        self._check_shape(weight, start)
-        return weight.integers.quantized(partial(self._read_bytes, weight), start, count)
+        self._check_stated(weight, start)
+        return weight.integers.quantized(partial(self._read_region, weight), start, count)
 
-    def _check_shape(self, weight: SourceWeight, start: int) -> None:
-        """Raise UnsupportedSourceError if the source says that a weight has another shape."""
-        tensor = weight.companions.get(".shape")
-        if tensor is None or start:
-            return
-        kind = np.dtype(np.int32 if tensor.dtype is DType.I32 else np.int64)
-        said = self._read(tensor, 0, np.empty(tensor.nbytes // kind.itemsize, kind)).tolist()
-        if said != list(weight.shape):
-            raise UnsupportedSourceError(
-                f"{quoted(tensor.name)} says {said}, and its codes and scales {list(weight.shape)}",
-                tensor=weight.tensor.name,
-                path=tensor.file.path,
-            )
+    def _check_stated(self, weight: SourceWeight, start: int) -> None:
+        """Raise UnsupportedSourceError if a weight's tensors state another shape or order."""
+        for suffix in (".shape", ".order"):
+            tensor = weight.companions.get(suffix)
+            if tensor is None or start or weight.integers is None:
+                continue
+            kind = np.dtype(np.int32 if tensor.dtype is DType.I32 else np.int64)
+            said = self._read(tensor, 0, np.empty(tensor.nbytes // kind.itemsize, kind))
+            if not weight.integers.states(suffix, said, weight.shape):
+                raise UnsupportedSourceError(
+                    f"{quoted(tensor.name)} has {said[:8].tolist()}, which contradicts config.json"
+                    f" and the shapes of {quoted(weight.tensor.name)} {list(weight.shape)}",
+                    tensor=weight.tensor.name,
+                    path=tensor.file.path,
+                )
 
-    def _read_bytes(self, weight: SourceWeight, suffix: str, begin: int, end: int) -> Array:
-        """Return bytes of one of the weight's tensors."""
-        return self._read(weight.parts[suffix], begin, np.empty(end - begin, np.uint8))
+    def _read_region(self, weight: SourceWeight, region: Region) -> Array:
+        """Return bytes of one of the weight's tensors, U8 ``[lines, bytes]``."""
+        tensor, (begin, end) = weight.parts[region.suffix], region.needs
+        width = region.end - region.begin
+        view = self._reader(tensor.file).view(tensor.offset + begin, end - begin)
+        if view is not None:
+            there = np.frombuffer(view, np.uint8)
+            shape, strides = (region.stop - region.first, width), (region.line, 1)
+            return np.ascontiguousarray(as_strided(there, shape, strides, writeable=False))
+        read = np.empty((region.stop - region.first, width), np.uint8)
+        for number, line in enumerate(read):
+            self._read(tensor, begin + number * region.line, line)
+        return read
 
     def global_scale(self, weight: SourceWeight) -> np.float32:
         """Return the factor of a double-scaled weight's values.
