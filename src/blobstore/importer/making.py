@@ -98,7 +98,10 @@ class RunMaker:
         # First: finding it reads through the memory that the values will lie in.
         if output.copies_codes:
             made = self._readers.quantized(source, step.start, step.count)
-            for suffix, array in (("", made.weight), (".scale", made.scale), (".bias", made.bias)):
+            parts = zip(step.at, (made.weight, made.scale, made.bias), strict=True)
+            for suffix, array in parts:
+                if array is None:
+                    raise AssertionError("integer codes have biases")
                 place.array(step.at[suffix], array.size, array.dtype)[:] = array
             return
         factor = float(self._global_scale(output)) if output.global_scale is not None else 1.0

@@ -257,12 +257,18 @@ def _mlx(match: _Found) -> SourceWeight:
     try:
         quantization = module.quantization
     except UsageError as error:
-        raise _refusal(
-            match,
-            f"{module.bits} bits in groups of {module.group_size} ({module.mode}) are not"
-            " supported",
-            error.hint,
-        ) from None
+        bits, size, scale = module.bits, module.group_size, match.scale
+        (*lead, words) = match.tensor.shape or (0,)
+        cols = size * (scale.shape[-1] if scale.shape else 0)
+        bias = match.companion(".biases")
+        fits = scale.shape == (*lead, cols // size) and Words(bits).count(cols) == words
+        if module.mode != "affine" or not lead or not fits or not scale.dtype.is_float:
+            reason = f"{bits} bits in groups of {size} ({module.mode}) are not supported"
+            raise _refusal(match, reason, error.hint) from None
+        if bias is None or (bias.dtype, bias.shape) != (scale.dtype, scale.shape):
+            raise _refusal(match, "its biases do not fit its scales") from None
+        lie = RowCodes(bits, lead[-1], cols, size, scale.dtype, words=Words(bits), zeros="biases")
+        return _coded(match, lie)
     return _codes(match, quantization)
 
 
@@ -447,7 +453,9 @@ def _row_codes(match: _Found, group: WeightGroup) -> Iterator[RowCodes]:
             and (zeros == "") is group.symmetric
             and zeros is not None
         ):
-            yield RowCodes(bits, rows, cols, size, scale.dtype, words, group.by_row, zeros)
+            yield RowCodes(
+                bits, rows, cols, size, scale.dtype, words=words, by_row=group.by_row, zeros=zeros
+            )
             return
 
 

@@ -1,8 +1,9 @@
 """Integer codes of other programs: where a weight's codes, scales and zero points lie.
 
-A value is ``scale * (code - zero)``, with codes and zero points from 0 to ``2^bits - 1``. Codes of
-up to four bits become int4's and others int8's, unchanged, in groups that share a scale: a bias is
-``-scale * zero``, rounded once. Where no groups of ours fit, values are computed in float32.
+A value is ``scale * (code - zero)``, with codes and zero points from 0 to ``2^bits - 1``, or MLX's
+``scale * code + bias``. Codes of up to four bits become int4's and others int8's, unchanged, in
+groups that share a scale: a bias is ``-scale * zero``, rounded once. Where no groups of ours fit,
+values are computed in float32.
 
 Sources:
 
@@ -14,6 +15,7 @@ Sources:
 - GPTQ: ModelCloud/GPTQModel@f4c327a1 nn_modules/qlinear/__init__.py `PackableQuantLinear`,
   utils/model.py `convert_gptq_v1_to_v2_format_module` (version 1 stores zero points less one: a
   whole word's addition gives them back, and of 3 bits each one's).
+- MLX: mlx 0.32.4 backend/cpu/quantized.cpp `extract_bits` (dense words too).
 - AWQ: casper-hansen/AutoAWQ@88e4c76b awq/modules/linear/gemm.py, utils/packing_utils.py
   `dequantize_gemm`.
 """
@@ -105,19 +107,20 @@ class Words:
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """Rows of a matrix: ``codes`` U8 ``[rows, cols]``; scales and zero points of their groups.
+    """Rows of a matrix: ``codes`` U8 ``[rows, cols]``; scales and biases of their groups.
 
-    ``scales`` and ``zeros`` are float32 ``[rows, groups]``. ``group``: consecutive columns that
-    share them, or the number of each column's group.
+    These are float32 ``[rows, groups]``; where ``by_zero``, the biases are zero points instead.
+    ``group``: consecutive columns that share them, or the number of each column's group.
     """
 
     codes: Array
     scales: Array
-    zeros: Array
+    biases: Array
     group: int | Array
+    by_zero: bool = True
 
     def of_columns(self, parts: Array, columns: Array) -> Array:
-        """Return scales or zero points for columns."""
+        """Return scales or biases for columns."""
         return parts[:, columns // self.group if isinstance(self.group, int) else self.group]
 
 
@@ -134,13 +137,14 @@ class IntegerCodes(ABC):
     cols: int
     group: int
     scale: DType
+    permuted: bool = False
 
     @property
     def quantization(self) -> Quantization | None:
         """The type and groups of ours that hold these codes as they are; None without any."""
         kind = QuantType.INT4 if self.bits <= _NIBBLE else QuantType.INT8
         for size in reversed(AFFINE_GROUP_SIZES):
-            if self.group % size == 0:
+            if self.group % size == 0 and not self.permuted:
                 return Quantization(kind, size)
         return None
 
@@ -155,10 +159,10 @@ class IntegerCodes(ABC):
     def states(self, suffix: str, said: Array, shape: tuple[int, ...]) -> bool:
         """Return True if a weight's shape or, unless permuted, its columns' groups are as said."""
         if suffix == ".shape":
-            return said.tolist() == list(shape)
-        in_order = np.array_equal(said, np.arange(self.cols) // self.group)
-        groups = -(-self.cols // self.group)
-        return in_order if self.quantization else bool(((said >= 0) & (said < groups)).all())
+            return bool(said.tolist() == list(shape))
+        if not self.permuted:
+            return np.array_equal(said, np.arange(self.cols) // self.group)
+        return bool(((said >= 0) & (said < -(-self.cols // self.group))).all())
 
     def needs(self, start: int, count: int) -> Iterator[tuple[str, int, int]]:
         """Yield what values are made from: a tensor's suffix, and from where to where in bytes."""
@@ -171,8 +175,8 @@ class IntegerCodes(ABC):
         columns = np.arange(self.cols)
         with np.errstate(over="ignore", invalid="ignore"):
             values = rows.codes.astype(np.float32)
-            values -= rows.of_columns(rows.zeros, columns)
-            values *= rows.of_columns(rows.scales, columns)
+            scales, biases = (rows.of_columns(of, columns) for of in (rows.scales, rows.biases))
+            values = (values - biases) * scales if rows.by_zero else values * scales + biases
             rounded: Array = values.reshape(-1)[start - first :][:count].astype(numpy_dtype(dtype))
         return rounded
 
@@ -188,12 +192,12 @@ class IntegerCodes(ABC):
         size = quantization.group_size
         begin, kind = (start - first) // size, numpy_dtype(self.scale)
         columns = np.arange(0, self.cols, size)
-        scales, zeros = (
+        scales, biases = (
             rows.of_columns(part, columns).reshape(-1)[begin:][: count // size]
-            for part in (rows.scales, rows.zeros)
+            for part in (rows.scales, rows.biases)
         )
         with np.errstate(over="ignore", invalid="ignore"):
-            biases = (-scales * zeros).astype(kind)
+            biases = (-scales * biases if rows.by_zero else biases).astype(kind)
         words = np.ascontiguousarray(codes).view(np.uint32)
         return QuantizedArray(words, scales.astype(kind), biases, None, quantization)
 
@@ -209,11 +213,12 @@ class IntegerCodes(ABC):
 
 @dataclass(frozen=True, slots=True)
 class RowCodes(IntegerCodes):
-    """Codes that lie row by row, as compressed-tensors stores them.
+    """Codes that lie row by row, as compressed-tensors and MLX store them.
 
     ``words``: how each row is packed; None if a code is one byte of two's complement. ``by_row``:
     each row has its own scales; else a matrix has one. ``zeros``: "" without zero points, as codes
-    are symmetric; "bytes" if these lie as scales do; "words" if they are packed along rows.
+    are symmetric; "bytes" if these lie as scales do; "words" if they are packed along rows;
+    "biases" if a bias lies with each scale.
     """
 
     words: Words | None = None
@@ -238,7 +243,9 @@ class RowCodes(IntegerCodes):
         if not self.by_row:
             first, stop = first // self.rows, (stop - 1) // self.rows + 1
         yield Region.lines(".scale", size * self._groups, first, stop)
-        if self.zeros == "bytes":
+        if self.zeros == "biases":
+            yield Region.lines(".bias", size * self._groups, first, stop)
+        elif self.zeros == "bytes":
             yield Region.lines(".zero", self._groups, first, stop)
         elif self.zeros:
             line = _WORD_BYTES * self._zero_words.count(self.rows) * self._groups
@@ -255,13 +262,16 @@ class RowCodes(IntegerCodes):
         if not self.by_row:
             scales = scales[matrices]
         zeros = np.full((1, 1), 2 ** (self.bits - 1), np.float32)
-        if self.zeros == "bytes":
+        if self.zeros == "biases":
+            zeros = parts[".bias"].view(numpy_dtype(self.scale)).reshape(scales.shape)
+        elif self.zeros == "bytes":
             zeros = parts[".zero"].view(np.int8).reshape(-1, self._groups) + zeros
             zeros = zeros if self.by_row else zeros[matrices]
         elif self.zeros:
             zeros = self._unpacked_zeros(parts[".zero"], first, stop)
         zeros = np.broadcast_to(zeros.astype(np.float32), scales.shape)
-        return Rows(codes, scales.astype(np.float32), zeros, self.group)
+        by_zero = self.zeros != "biases"
+        return Rows(codes, scales.astype(np.float32), zeros, self.group, by_zero)
 
     def _unpacked_zeros(self, raw: Array, first: int, stop: int) -> Array:
         """Return the zero points of rows, which are packed along the rows of each matrix."""
@@ -277,17 +287,12 @@ class ColumnCodes(IntegerCodes):
     """Codes of one matrix that lies with its inputs first, as GPTQ and AWQ store them.
 
     GPTQ packs codes along inputs, AWQ along outputs (``along_outputs``). Zero points are packed
-    along outputs. ``zero_is_less_one``: as version 1 of GPTQ stores them. ``permuted``: a tensor
-    says which group each column is in.
+    along outputs. ``zero_is_less_one``: as version 1 of GPTQ stores them. If columns are permuted,
+    a tensor says which group each is in.
     """
 
     along_outputs: bool = False
     zero_is_less_one: bool = False
-    permuted: bool = False
-
-    @property
-    def quantization(self) -> Quantization | None:
-        return None if self.permuted else IntegerCodes.quantization.fget(self)  # type: ignore[attr-defined]
 
     def regions(self, first: int, stop: int) -> Iterator[Region]:
         outputs = self._outputs(first, stop)
