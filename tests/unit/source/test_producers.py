@@ -1,0 +1,210 @@
+"""Checkpoints that other libraries quantized: their values, and files that contradict themselves.
+
+``fixtures/producers/make.py`` made them, and wrote down what the libraries themselves read.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from support import FIXTURES
+from support.arrays import bits
+
+from blobstore import Store, import_model, open_model
+from blobstore.errors import UnsupportedSourceError
+from blobstore.source.inventory import read_inventory
+from blobstore.source.weights import SourceReaders
+
+PRODUCERS = FIXTURES / "producers"
+CASES = sorted(path.name for path in PRODUCERS.iterdir() if path.is_dir())
+BASE = "model.layers.0.mlp.down_proj"
+WEIGHT = f"{BASE}.weight"
+Tensors = dict[str, torch.Tensor]
+Settings = dict[str, Any]
+
+
+def expected(case: str) -> torch.Tensor:
+    return load_file(PRODUCERS / case / "dequantized.safetensors")[WEIGHT]
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    return Store(tmp_path / "store")
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_values_are_those_of_the_library(case: str) -> None:
+    """To the bit, also in pieces that begin and end within rows and groups."""
+    (weight,) = read_inventory(PRODUCERS / case).weights
+    values = expected(case)
+    assert (weight.name, weight.shape) == (WEIGHT, tuple(values.shape))
+    readers, step = SourceReaders(), 32 * 37
+    pieces = [
+        readers.values(weight, start, min(step, weight.elements - start)).copy()
+        for start in range(0, weight.elements, step)
+    ]
+    readers.close()
+    assert bits(np.concatenate(pieces)) == bits(values)
+
+
+HELD = {
+    "awq-g128-zeros": "int4/128",
+    "compressed-tensors-int3-g32-zeros": "int4/32",
+    "compressed-tensors-int4-matrix": "int4/128",
+    "compressed-tensors-int6-g64": "int8/64",
+    "compressed-tensors-int8-bytes-rows-zeros": "int8/128",
+    "compressed-tensors-mxfp4": "mxfp4/32",
+    "compressed-tensors-mxfp8": "mxfp8/32",
+    "gptq-2-g64": "int4/64",
+    "gptq-v2-8-g32": "int8/32",
+}
+"""Cases whose codes are kept, and the types that hold them."""
+
+
+@pytest.mark.parametrize("case", HELD)
+def test_codes_are_kept(case: str, store: Store) -> None:
+    """So values differ from the library's by its own rounding, and by that of a bias."""
+    import_model(PRODUCERS / case, "m", store=store)
+    with open_model("m", store=store) as model:
+        tensor = model[WEIGHT]
+        assert tensor.type_text == HELD[case]
+        read, values = tensor.dequantize(), expected(case).double().numpy()
+    unit = 2.0**-8 if expected(case).dtype is torch.bfloat16 else 2.0**-11
+    assert np.abs(read - values).max() <= 2 * unit * np.abs(values).max()
+
+
+@pytest.mark.parametrize("case", ["compressed-tensors-int4-g16", "gptq-4-g64-permuted"])
+def test_groups_that_no_type_has_become_floats(case: str, store: Store) -> None:
+    import_model(PRODUCERS / case, "m", store=store)
+    with open_model("m", store=store) as model:
+        assert bits(model[WEIGHT].numpy()) == bits(expected(case))
+
+
+def test_fp8_of_any_granularity_becomes_mxfp8(store: Store) -> None:
+    for case in ("matrix", "rows", "g128", "blocks"):
+        import_model(PRODUCERS / f"compressed-tensors-fp8-{case}", case, store=store)
+        with open_model(case, store=store) as model:
+            assert model[WEIGHT].type_text == "mxfp8/32"
+
+
+def test_other_types_have_to_be_asked_for_twice(store: Store) -> None:
+    source = PRODUCERS / "compressed-tensors-int4-g128"
+    with pytest.raises(UnsupportedSourceError, match="quantized already"):
+        import_model(source, "m", store=store, quant="int8")
+    import_model(source, "m", store=store, quant="int8", requantize=True)
+    with open_model("m", store=store) as model:
+        assert model[WEIGHT].type_text.startswith("int8")
+
+
+# Contradictions
+
+
+def drop(suffix: str) -> Callable[[Tensors, Settings], None]:
+    def dropped(tensors: Tensors, _: Settings) -> None:
+        del tensors[f"{BASE}.{suffix}"]
+
+    return dropped
+
+
+def change(suffix: str, to: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+    def changed(tensors: Tensors, _: Settings) -> None:
+        tensors[f"{BASE}.{suffix}"] = to(tensors[f"{BASE}.{suffix}"]).contiguous()
+
+    return changed
+
+
+def say(**settings: Any) -> Callable[[Tensors, Settings], None]:
+    return lambda _, said: said.update(settings)
+
+
+def say_of_weights(**settings: Any) -> Callable[[Tensors, Settings], None]:
+    return lambda _, said: said["config_groups"]["group_0"]["weights"].update(settings)
+
+
+CONTRADICTIONS: dict[str, dict[str, Callable[[Tensors, Settings], None]]] = {
+    "compressed-tensors-int4-g32-zeros": {
+        "no scales": drop("weight_scale"),
+        "no zero points": drop("weight_zero_point"),
+        "zero points that config.json denies": say_of_weights(symmetric=True),
+        "groups of 64": say_of_weights(group_size=64),
+        "5 bits": say_of_weights(num_bits=5),
+        "no bits": say_of_weights(num_bits=None),
+        "rows": say_of_weights(strategy="channel", group_size=None),
+        "transposed codes": change("weight_packed", lambda codes: codes.T),
+        "scales of fewer rows": change("weight_scale", lambda scale: scale[:-1]),
+        "scales of integers": change("weight_scale", lambda scale: scale.int()),
+        "unpacked zero points of fewer rows": change("weight_zero_point", lambda zero: zero[:-1]),
+        "another shape": change("weight_shape", lambda shape: shape + 1),
+        "permuted columns": say_of_weights(actorder="group"),
+        "rotated weights": say(transform_config={"config_groups": {"a": 1}}),
+        "another method": say(quant_method="other"),
+    },
+    "compressed-tensors-int8-bytes-rows": {
+        "no scales": drop("weight_scale"),
+        "zero points that are missing": say_of_weights(symmetric=False),
+        "groups": say_of_weights(strategy="group", group_size=64),
+        "a scale for all": change("weight_scale", lambda scale: scale[:1]),
+        "another method": say(quant_method="other"),
+    },
+    "compressed-tensors-fp8-blocks": {
+        "no scales": drop("weight_scale"),
+        "blocks of 16x16": say_of_weights(block_structure=[16, 16]),
+        "transposed scales": change("weight_scale", lambda scale: scale.T),
+        "scales of bytes": change("weight_scale", lambda scale: scale.to(torch.uint8)),
+        "scales of fewer rows": change("weight_scale", lambda scale: scale[:-1]),
+    },
+    "gptq-4-g128": {
+        "no scales": drop("scales"),
+        "no zero points": drop("qzeros"),
+        "groups of 64": say(group_size=64),
+        "8 bits": say(bits=8),
+        "5 bits": say(bits=5),
+        "no bits": say(bits=None),
+        "a layout with planes": say(checkpoint_format="gptq_p"),
+        "AWQ's layout": say(quant_method="awq"),
+        "transposed codes": change("qweight", lambda codes: codes.T),
+        "scales of fewer outputs": change("scales", lambda scale: scale[:, :-1]),
+        "packed zero points of fewer outputs": change("qzeros", lambda zero: zero[:, :-1]),
+        "permuted columns": change("g_idx", lambda group: group.flip(0)),
+        "groups beyond the last": change("g_idx", lambda group: group + 1),
+        "another method": say(quant_method="other"),
+    },
+    "awq-g128-zeros": {
+        "no scales": drop("scales"),
+        "no zero points": drop("qzeros"),
+        "groups of 64": say(group_size=64),
+        "3 bits": say(bits=3),
+        "no groups": say(group_size=None),
+        "GEMV's layout": say(version="gemv"),
+        "GPTQ's layout": say(quant_method="gptq"),
+        "transposed codes": change("qweight", lambda codes: codes.T),
+        "scales of fewer outputs": change("scales", lambda scale: scale[:, :-1]),
+        "zero points of fewer outputs": change("qzeros", lambda zero: zero[:, :-1]),
+    },
+}
+
+
+@pytest.mark.parametrize(
+    ("case", "what"), [(case, what) for case, rows in CONTRADICTIONS.items() for what in rows]
+)
+def test_a_contradiction_is_refused(case: str, what: str, tmp_path: Path, store: Store) -> None:
+    tensors = load_file(PRODUCERS / case / "model.safetensors")
+    config = json.loads((PRODUCERS / case / "config.json").read_text())
+    CONTRADICTIONS[case][what](tensors, config["quantization_config"])
+    folder = tmp_path / "source"
+    folder.mkdir()
+    save_file(tensors, folder / "model.safetensors")
+    (folder / "config.json").write_text(json.dumps(config))
+    with pytest.raises(UnsupportedSourceError, match=re.escape(BASE)) as caught:
+        import_model(folder, "m", store=store)
+    assert caught.value.tensor is not None
+    assert caught.value.tensor.startswith(BASE)
+    assert not store.manifests.names()
