@@ -12,6 +12,7 @@ import functools
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal, Self
 
@@ -92,6 +93,8 @@ _ARGS = frozenset(
     }
 )
 _FLOATS_OF_4_BITS = {"num_bits": 4, "type": "float"}
+_FLOATS_OF_8_BITS = {"num_bits": 8, "type": "float"}
+_BITS, _GPTQ_BITS, _AWQ_BITS = range(1, 9), (2, 3, 4, 8), (4,)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -157,6 +160,11 @@ class QuantizationSettings(ModuleQuantization):
         return own
 
 
+_TARGET = re.compile(r"re:(?:[\w^$|().-]|\\\.)*(?:\*(?:[\w^$|().-]|\\\.)*){0,2}", re.ASCII)
+"""Targets with at most two repetitions, of one character each: quick for names of that length."""
+_LONGEST = 256
+
+
 @dataclass(frozen=True, slots=True)
 class WeightGroup:
     """How compressed-tensors quantized the weights of some modules as integers.
@@ -183,7 +191,7 @@ class WeightGroup:
         strategy = weights.get("strategy") or (
             "channel" if size == -1 else "group" if size else "tensor"
         )
-        if type(bits) is not int or bits not in range(1, 9):
+        if type(bits) is not int or bits not in _BITS:
             return None
         in_groups = strategy == "group" and type(size) is int and size > 0
         if not in_groups and strategy not in ("channel", "tensor"):
@@ -197,11 +205,17 @@ class WeightGroup:
         )
 
     def names(self, module: str) -> bool:
-        """Return True if a target is the module's path, or a regular expression that matches it."""
-        return any(
-            re.match(target[3:], module) if target.startswith("re:") else target == module
-            for target in self.targets
-        )
+        """Return True if a target is the module's path, or a regular expression that matches it.
+
+        Only expressions that are quick for every name are evaluated.
+        """
+        with suppress(re.error):
+            return any(
+                target == module
+                or (_TARGET.fullmatch(target) and re.match(target[3:], module[-_LONGEST:]))
+                for target in self.targets
+            )
+        return False
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,8 +232,29 @@ class ColumnSettings:
     permuted: bool = False
     reason: str | None = None
 
+    @classmethod
+    def of(cls, said: Mapping[str, Any]) -> Self | None:
+        """Return the settings in config.json; None if bits or group size are missing."""
+        bits = said.get("bits", said.get("w_bit"))
+        size = said.get("group_size", said.get("q_group_size"))
+        if type(bits) is not int or type(size) is not int:
+            return None
+        method = str(said.get("packing_format", said.get("quant_method")))
+        is_awq = "awq" in method
+        form = str(said.get("checkpoint_format", "gptq"))
+        version = str(said.get("version", "gemm")).lower()
+        reason = None
+        if bits not in (_AWQ_BITS if is_awq else _GPTQ_BITS):
+            reason = f"{bits} bits of {'AWQ' if is_awq else 'GPTQ'} have no layout of their own"
+        elif is_awq and version != "gemm":
+            reason = f"AWQ's version {version!r} has another layout"
+        elif form not in ("gptq", "gptq_v2"):
+            reason = f"its checkpoint_format {form!r} has another layout"
+        is_less_one = "gptq" in method and form == "gptq"
+        groups = size if size > 0 else None
+        return cls(bits, groups, is_awq, is_less_one, said.get("desc_act") is True, reason)
 
-_GPTQ_BITS, _AWQ_BITS = (2, 3, 4, 8), (4,)
+
 _COLUMN_METHODS = ("gptq", "awq", "auto-round", "intel/auto-round")
 
 
@@ -312,42 +347,24 @@ class SourceConfig(Document):
             one for one in map(WeightGroup.of, self._settings_and_groups[1:]) if one is not None
         ]
 
-    def column_settings(self, module: str) -> ColumnSettings | None:
-        """Return how GPTQ, AWQ or AutoRound quantized a module; None if config.json does not say.
+    def column_settings(self, module: str) -> list[ColumnSettings]:
+        """Return how GPTQ, AWQ or AutoRound may have quantized a module, the general way first.
 
-        Sources: ModelCloud/GPTQModel@f4c327a1 quantization/config.py `dynamic_get`; AutoAWQ@88e4c76b
-        awq/models/_config.py `AwqConfig`; intel/auto-round 0.16.1 inference/convert_model.py
-        `get_layer_config`.
+        Settings for a module's name come before these. GPTQModel's ``dynamic`` names modules by
+        regular expressions, which are not evaluated: the tensors' shapes tell them apart. Sources:
+        ModelCloud/GPTQModel@f4c327a1 quantization/config.py `dynamic_get`; AutoAWQ@88e4c76b
+        awq/models/_config.py; intel/auto-round 0.16.1 inference/convert_model.py.
         """
         said = self._settings_and_groups[0]
         if self.quant_method not in _COLUMN_METHODS:
-            return None
-        own = {**said, **_own_settings(said, module)}
-        bits, size = (
-            own.get("bits", own.get("w_bit")),
-            own.get("group_size", own.get("q_group_size")),
-        )
-        if type(bits) is not int or type(size) is not int:
-            return None
-        packing = str(own.get("packing_format", self.quant_method))
-        is_awq = "awq" in packing
-        form = str(own.get("checkpoint_format", own.get("format", "gptq")))
-        version = str(own.get("version", "gemm")).lower()
-        reason = None
-        if bits not in (_AWQ_BITS if is_awq else _GPTQ_BITS):
-            reason = f"{bits} bits of {'AWQ' if is_awq else 'GPTQ'} have several layouts"
-        elif is_awq and version != "gemm":
-            reason = f"AWQ's version {version!r} has another layout"
-        elif self.quant_method == "gptq" and form not in ("gptq", "gptq_v2"):
-            reason = f"its checkpoint_format {form!r} has another layout"
-        return ColumnSettings(
-            bits,
-            size if size > 0 else None,
-            is_awq,
-            "gptq" in packing and form != "gptq_v2",
-            own.get("desc_act") is True,
-            reason,
-        )
+            return []
+        named, rules = said.get("extra_config"), said.get("dynamic")
+        own = named.get(module) if isinstance(named, dict) else None
+        others = [own] if isinstance(own, dict) else [{}]
+        if isinstance(rules, dict) and own is None:
+            others += [rule for rule in rules.values() if isinstance(rule, dict)]
+        settings = (ColumnSettings.of({**said, **other}) for other in others)
+        return list(dict.fromkeys(one for one in settings if one is not None))
 
     @property
     def fp8_group_sizes(self) -> frozenset[int]:
@@ -355,8 +372,7 @@ class SourceConfig(Document):
         return frozenset(
             weights["group_size"]
             for weights in self.group_weights
-            if weights.get("num_bits") == 8
-            and weights.get("type") == "float"
+            if _FLOATS_OF_8_BITS.items() <= weights.items()
             and type(weights.get("group_size")) is int
             and weights["group_size"] > 0
         )
@@ -416,17 +432,6 @@ class SourceConfig(Document):
         text_type = (self.text_config or {}).get("model_type")
         named = next(iter(self.architectures or ()), None) or self.model_type
         return named or (text_type if isinstance(text_type, str) else "")
-
-
-def _own_settings(settings: Mapping[str, Any], module: str) -> Mapping[str, Any]:
-    """Return the settings of one module: GPTQModel's ``dynamic``, AutoRound's ``extra_config``."""
-    rules, own = settings.get("dynamic"), settings.get("extra_config")
-    if isinstance(rules, dict):
-        for rule, item in rules.items():
-            if not rule.startswith("-:") and re.match(rule.removeprefix("+:"), module):
-                return item if isinstance(item, dict) else {}
-    item = own.get(module) if isinstance(own, dict) else None
-    return item if isinstance(item, dict) else {}
 
 
 def settings_of(

@@ -65,9 +65,9 @@ class OutputTensor:
     More than one source are stacked.
 
     ``copies_codes``: the sources are quantized as the output is, and their codes and scales are
-    kept: copied as they are, or put into our order. ``global_scale`` is the shape of its global scale, None when it has none.
-    ``kept``: why it is not quantized although a type was asked for, as the end of a sentence that
-    begins with its name.
+    kept: copied as they are, or put into our order. ``global_scale`` is the shape of its global
+    scale, None when it has none. ``kept``: why it is not quantized although a type was asked for,
+    as the end of a sentence that begins with its name.
     """
 
     KEYS = (

@@ -15,10 +15,11 @@ from itertools import pairwise
 from typing import TypeAlias
 
 from blobstore.errors import UnsupportedSourceError, UsageError, quoted
-from blobstore.formats.checkpoint import SourceConfig, WeightGroup
+from blobstore.formats.checkpoint import ColumnSettings, SourceConfig, WeightGroup
 from blobstore.formats.dtypes import DType
 from blobstore.formats.quant import Part, Quantization, QuantType
 from blobstore.source.folders import SourceTensor
+from blobstore.source.integers import ColumnCodes, IntegerCodes, RowCodes, Words
 from blobstore.source.producers import (
     BLOCK_FP8,
     COMPRESSED_INTEGERS,
@@ -38,7 +39,6 @@ from blobstore.source.producers import (
     TensorLike,
     row_of,
 )
-from blobstore.source.integers import ColumnCodes, IntegerCodes, RowCodes, Words
 from blobstore.source.weights import Form, SourceWeight, is_expert, named_twice
 
 _LEAST_ELEMENTS = 1024
@@ -96,6 +96,8 @@ def _unexplained(
                 yield name, f"{said}, which is not imported"
         elif tensor.dtype is DType.U8 and name.endswith("_blocks") and method == "mxfp4":
             yield name, "its _scales are missing"
+        elif tensor.dtype is DType.I8 and name.endswith(".weight") and method is not None:
+            yield name, "its scales are missing"
         elif (
             tensor.dtype is DType.U32
             and settings is not None
@@ -336,8 +338,9 @@ def _fp8(match: _Found) -> SourceWeight:
 def _fp8_block(match: _Found, shape: tuple[int, ...], scale: tuple[int, ...]) -> tuple[int, int]:
     """Return the rows and columns that share a scale: of a matrix, a row, a group or a block."""
     *lead, rows, cols = shape
-    possible = [match.config.fp8_block_size, *((1, size) for size in match.config.fp8_group_sizes)]
-    for block in filter(None, possible):
+    said = match.config.fp8_block_size
+    possible = [said] if said else [(1, size) for size in sorted(match.config.fp8_group_sizes)]
+    for block in possible:
         blocks = -(-rows // block[0]), -(-cols // block[1])
         if scale in ((*lead, *blocks), (*lead, blocks[0], 1, blocks[1], 1)):
             return block
@@ -345,13 +348,13 @@ def _fp8_block(match: _Found, shape: tuple[int, ...], scale: tuple[int, ...]) ->
         return rows, cols
     if scale in ((*lead, rows), (*lead, rows, 1)):
         return 1, cols
-    if not any(possible):
+    if not possible:
         raise _unclear_error(match, "which weights share a scale", " (weight_block_size)")
+    blocks_text = " or ".join(f"{height}x{width}" for height, width in possible)
     raise _refusal(
         match,
-        f"its scale {quoted(match.scale.name)} is {list(scale)}, and {list(shape)} has no such"
-        f" {'x'.join(map(str, match.config.fp8_block_size or (1, min(match.config.fp8_group_sizes))))}"
-        " blocks",
+        f"its scale {quoted(match.scale.name)} is {list(scale)}, which does not fit blocks of"
+        f" {blocks_text} in {list(shape)}",
     )
 
 
@@ -391,44 +394,56 @@ def _coded(match: _Found, codes: IntegerCodes, producer: str = "") -> SourceWeig
 
 def _columns(match: _Found) -> SourceWeight:
     """Read GPTQ's and AWQ's integer codes: config.json and the tensors must agree on them."""
-    settings = match.config.column_settings(match.base)
-    if settings is None:
+    possible = match.config.column_settings(match.base)
+    if not possible:
         raise _unclear_error(match, "how it was quantized")
-    if settings.reason is not None:
-        raise _refusal(match, settings.reason)
-    bits, words, tensor, scale = settings.bits, Words(settings.bits), match.tensor, match.scale
-    zeros, order = match.companion(".qzeros"), match.companion(".g_idx")
-    lines, last = tensor.shape if len(tensor.shape) == 2 else (0, 0)  # noqa: PLR2004
-    cols, rows = (lines, words.codes(last)) if settings.is_awq else (words.codes(lines), last)
-    size = settings.group_size or cols
-    groups = -(-cols // size) if size else 0
-    wanted = {
-        ".qweight": (cols, words.count(rows)) if settings.is_awq else (words.count(cols), rows),
-        ".scales": (groups, rows),
-        ".qzeros": (groups, words.count(rows)),
-        ".g_idx": (cols,),
-    }
-    for part in (tensor, scale, zeros, order):
-        suffix = part.name.removeprefix(match.base) if part is not None else ""
-        if part is not None and (part.shape != wanted[suffix] or not part.nbytes):
-            raise _refusal(
-                match,
-                f"{quoted(part.name)} is {list(part.shape)}, and {bits} bits in groups of {size}"
-                f" need {list(wanted[suffix])}",
-            )
+    zeros = match.companion(".qzeros")
     if zeros is None or zeros.dtype is not DType.I32:
         raise _refusal(match, "its zero points, X.qzeros (I32), are missing")
+    reasons = [reason for one in possible if (reason := one.reason or _misfit(match, one))]
+    fitting = [one for one in possible if one.reason is None and _misfit(match, one) is None]
+    if len(fitting) != 1:
+        raise _refusal(match, reasons[0] if reasons else "config.json has several settings for it")
+    (settings,) = fitting
+    cols, rows = _sizes(match, settings)
     codes = ColumnCodes(
-        bits,
+        settings.bits,
         rows,
         cols,
-        size,
-        scale.dtype,
+        settings.group_size or cols,
+        match.scale.dtype,
+        settings.permuted and match.companion(".g_idx") is not None,
         along_outputs=settings.is_awq,
         zero_is_less_one=settings.zero_is_less_one,
-        permuted=settings.permuted and order is not None,
     )
     return _coded(match, codes, "AWQ" if settings.is_awq else "GPTQ")
+
+
+def _sizes(match: _Found, settings: ColumnSettings) -> tuple[int, int]:
+    """Return the columns and rows of a weight, of which GPTQ packs the first, AWQ the second."""
+    lines, last = match.tensor.shape if len(match.tensor.shape) == 2 else (0, 0)  # noqa: PLR2004
+    words = Words(settings.bits)
+    return (lines, words.codes(last)) if settings.is_awq else (words.codes(lines), last)
+
+
+def _misfit(match: _Found, settings: ColumnSettings) -> str | None:
+    """Return why the tensors do not have the shapes that these settings need; None if they do."""
+    (cols, rows), words = _sizes(match, settings), Words(settings.bits)
+    size = settings.group_size or max(1, cols)
+    wanted = {
+        ".qweight": (cols, words.count(rows)) if settings.is_awq else (words.count(cols), rows),
+        ".scales": (-(-cols // size), rows),
+        ".qzeros": (-(-cols // size), words.count(rows)),
+        ".g_idx": (cols,),
+    }
+    for suffix, shape in wanted.items():
+        part = match.companion(suffix)
+        if part is not None and (part.shape != shape or not part.nbytes):
+            return (
+                f"{quoted(part.name)} is {list(part.shape)}, and {settings.bits} bits in groups of"
+                f" {size} need {list(shape)}"
+            )
+    return None
 
 
 def _row_codes(match: _Found, group: WeightGroup) -> Iterator[RowCodes]:

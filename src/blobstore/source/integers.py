@@ -8,9 +8,9 @@ values are computed in float32.
 Sources:
 
 - compressed-tensors: vllm-project/compressed-tensors@ac8e2ba8 compressors/pack_quantized/helpers.py
-  `pack_to_int32` (the first code in the lowest bits of dense words; codes and zero points are offset
-  by ``2^(bits - 1)``; zero points are packed along rows), naive_quantized/base.py (a byte of two's
-  complement for each code), quantization/lifecycle/forward_helpers.py `_dequantize`. Its version
+  `pack_to_int32` (the first code in the lowest bits of dense words; codes and zero points are
+  offset by ``2^(bits - 1)``; zero points are packed along rows), naive_quantized/base.py (a byte of
+  two's complement for each code), quantization/lifecycle/forward_helpers.py `_dequantize`. Version
   0.12.2 compressors/quantized_compressors/pack_quantized.py packs ``32 // bits`` codes into a word.
 - GPTQ: ModelCloud/GPTQModel@f4c327a1 nn_modules/qlinear/__init__.py `PackableQuantLinear`,
   utils/model.py `convert_gptq_v1_to_v2_format_module` (version 1 stores zero points less one: a

@@ -143,7 +143,7 @@ class SourceWeight:
         )
 
     def block_run(self, start: int, count: int) -> BlockRun:
-        """Return ``count`` codes of FP8 from index ``start`` on, and the blocks that they are in."""
+        """Return ``count`` codes of FP8 from index ``start`` on, and the blocks they are in."""
         (rows, cols), (height, width) = self.shape[-2:], self.block or (1, 1)
         return BlockRun(
             rows=rows, cols=cols, first=start, count=count, block_rows=height, block_cols=width
