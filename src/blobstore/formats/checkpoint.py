@@ -160,8 +160,10 @@ class QuantizationSettings(ModuleQuantization):
         return own
 
 
-_TARGET = re.compile(r"re:(?:[\w^$|().-]|\\\.)*(?:\*(?:[\w^$|().-]|\\\.)*){0,2}", re.ASCII)
-"""Targets with at most two repetitions, of one character each: quick for names of that length."""
+_TARGET = re.compile(
+    r"re:(?:[\w^$|().-]|\\[.d])*(?:(?:\.[*+]|\\d\+)(?:[\w^$|().-]|\\[.d])*){0,3}", re.ASCII
+)
+"""Targets with at most three repetitions, of one character each: quick for names of that length."""
 _LONGEST = 256
 
 
