@@ -344,7 +344,7 @@ def _fp8_block(match: _Found, shape: tuple[int, ...], scale: tuple[int, ...]) ->
         blocks = -(-rows // block[0]), -(-cols // block[1])
         if scale in ((*lead, *blocks), (*lead, blocks[0], 1, blocks[1], 1)):
             return block
-    if scale in ((*lead,), (*lead, 1), (*lead, 1, 1)):
+    if scale in ((*lead,), (*lead, 1)):
         return rows, cols
     if scale in ((*lead, rows), (*lead, rows, 1)):
         return 1, cols

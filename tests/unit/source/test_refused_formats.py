@@ -76,7 +76,7 @@ BLOCKS = [128, 128]
 # What lies in the source, its config.json, and a word of the reason.
 REFUSED: list[tuple[Tensors, dict[str, Any], str]] = [
     # MLX
-    (only(**THREE_BITS), mlx(3, 64), "3 bits"),
+    (only(**THREE_BITS), mlx(5, 64), "5 bits"),
     (other(INT4, _biases=ones(4, 2, dtype=np.float16)), mlx(4, 64), "F16 [4, 2]"),
     (without(INT4, ".scales"), mlx(4, 64), "scales are missing"),
     (INT4, {"a": 1}, "int4/64, int8/32"),
@@ -97,7 +97,7 @@ REFUSED: list[tuple[Tensors, dict[str, Any], str]] = [
         "weight_scale_semantics",
     ),
     # Others
-    (only(_qweight=WORDS, _qzeros=WORDS[:1], _scales=ones(1, 8)), {}, "AWQ and GPTQ"),
+    (only(_qweight=WORDS, _qzeros=WORDS[:1], _scales=ones(1, 8)), {}, "how it was quantized"),
     (
         {f"{UP}.weight": np.zeros((1024, 1), BF16), f"{UP}.weight.absmax": ones(64)},
         method("bitsandbytes", bnb_4bit_quant_storage="bfloat16"),
@@ -112,12 +112,12 @@ REFUSED: list[tuple[Tensors, dict[str, Any], str]] = [
     (
         only(_weight=BYTES, _weight_scale=normal("s", 64, 1)),
         method(COMPRESSED, format="int-quantized"),
-        "8-bit integers",
+        "how it was quantized",
     ),
     (
         only(_weight_packed=WORDS, _weight_scale=normal("s", 32, 4)),
         method(COMPRESSED, format="pack-quantized"),
-        "packed into integers",
+        "how it was quantized",
     ),
     (only(_weight=BYTES, _weight_scales=np.ones(64, np.float16)), {}, "EETQ"),
     (only(_W_q=np.zeros((32, 64), np.uint8)), method("hqq"), "'hqq'"),
