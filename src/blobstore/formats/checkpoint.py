@@ -84,7 +84,7 @@ _MODES = tuple(_MODE_DEFAULTS)
 
 
 _CODING = re.compile(r"^weights?_|transform|rotat|hadamard|_semantics$", re.ASCII)
-_KNOWN_CODINGS = frozenset({"weight_block_size"})
+_KNOWN_CODINGS = frozenset({"weight_block_size", "weight_scale_method"})
 _GROUP = frozenset({"targets", "weights", "input_activations", "output_activations", "format"})
 _ARGS = frozenset(
     {
@@ -369,6 +369,15 @@ class SourceConfig(Document):
         return list(dict.fromkeys(one for one in settings if one is not None))
 
     @property
+    def has_inverse_scales(self) -> bool:
+        """True if ``X_scale_inv`` of FP8 are what codes are divided by.
+
+        Source: ModelCloud/GPTQModel@f4c327a1 nn_modules/qlinear/fp8.py `dequantize_weight`. Others
+        multiply by a tensor of that name.
+        """
+        return self._settings_and_groups[0].get("weight_scale_semantics") == "inverse"
+
+    @property
     def fp8_group_sizes(self) -> frozenset[int]:
         """The sizes of the groups of 8-bit floats that ``quantization_config`` names."""
         return frozenset(
@@ -391,6 +400,8 @@ class SourceConfig(Document):
         settings, *groups = self._settings_and_groups
         named = [key for key in settings if _CODING.search(key) and key not in _KNOWN_CODINGS]
         keys = [key for key in named if settings[key]]
+        if self.has_inverse_scales:
+            keys.remove("weight_scale_semantics")
         for group in groups:
             keys += [f"config_groups: {key}" for key in group if key not in _GROUP and group[key]]
         for weights in self.group_weights:

@@ -25,6 +25,8 @@ from blobstore.source.producers import (
     COMPRESSED_INTEGERS,
     COMPRESSED_MXFP4,
     COMPRESSED_NVFP4,
+    DEEPSEEK_FP4,
+    DEEPSEEK_FP8,
     FP8,
     GPT_OSS,
     GPTQ,
@@ -331,6 +333,7 @@ def _fp8(match: _Found) -> SourceWeight:
         _companions(match),
         Form.FP8,
         match.row.name,
+        inverse_scale=match.config.has_inverse_scales and match.row.scale == "_scale_inv",
         block=_fp8_block(match, shape, scale.shape),
     )
 
@@ -510,5 +513,6 @@ _READERS: Mapping[Producer, Callable[[_Found], SourceWeight]] = {
     COMPRESSED_MXFP4: partial(_codes, quantization=_MXFP4),
     **dict.fromkeys(COMPRESSED_INTEGERS, _integers),
     GPTQ: _columns,
-    **dict.fromkeys(BLOCK_FP8, _fp8),
+    **dict.fromkeys((*BLOCK_FP8, DEEPSEEK_FP8), _fp8),
+    DEEPSEEK_FP4: partial(_codes, quantization=_MXFP4),
 }

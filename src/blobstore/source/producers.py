@@ -15,7 +15,8 @@ Sources, by row:
   `_export_quantized_weight`, @f5a1489c modelopt/torch/export/quant_utils.py.
 - gpt-oss: huggingface/transformers @0189b1d0 integrations/mxfp4.py `convert_moe_packed_tensors`.
 - FP8, FP4 experts: huggingface/transformers @0095b976 and 5.23.0 integrations/finegrained_fp8.py
-  `FP8Linear`, `_unpack_fp4`.
+  `FP8Linear`, `_unpack_fp4`; those of DeepSeek-V4: ModelCloud/GPTQModel@f4c327a1
+  utils/model_dequant.py `dequantize_deepseek_v4_fp4_expert` (``X.scale``).
 - AWQ: casper-hansen/AutoAWQ @030fe2a1 awq/modules/linear/gemm.py. GPTQ: AutoGPTQ/AutoGPTQ @058fd80a
   auto_gptq/nn_modules/qlinear/qlinear_cuda.py `QuantLinear`.
 - blobstore: an exported folder has the names of a store's blobs (docs/formats.md section 3).
@@ -93,7 +94,7 @@ _U32 = frozenset({DType.U32})
 _BYTES = _U8 | _I8
 _EXPONENTS = frozenset({DType.U8, DType.F8_E8M0})
 _SCALES = _FLOATS | FP8 | _U8 | _I32 | {DType.F8_E8M0}
-_ACTIVATION_SCALES = (".input_scale", ".input_global_scale")
+_ACTIVATION_SCALES = (".input_scale", ".input_global_scale", ".input_scale_ub")
 
 MLX = Producer(
     name="MLX",
@@ -170,6 +171,16 @@ BLOCK_FP8 = tuple(
         dropped=_ACTIVATION_SCALES,
     )
     for suffix in ("_scale_inv", "_scale")  # both stand for what codes are multiplied by
+)
+DEEPSEEK_FP8, DEEPSEEK_FP4 = (
+    Producer(
+        name=name,
+        weight=".weight",
+        weight_dtypes=dtypes,
+        scale_dtypes=scales,
+        companions={".scale": ".scale"},
+    )
+    for name, dtypes, scales in (("FP8", _E4M3, _FLOATS | _EXPONENTS), ("FP4", _I8, _EXPONENTS))
 )
 OWN = Producer(
     name="blobstore",
@@ -258,7 +269,15 @@ SCALED_FP8 = (
 )
 
 _OF_OTHERS = (MLX, COMPRESSED_NVFP4, MODELOPT_NVFP4, GPT_OSS, *BLOCK_FP8)
-IMPORTED = (*_OF_OTHERS, COMPRESSED_MXFP4, *COMPRESSED_INTEGERS, GPTQ, OWN)
+IMPORTED = (
+    *_OF_OTHERS,
+    COMPRESSED_MXFP4,
+    *COMPRESSED_INTEGERS,
+    GPTQ,
+    DEEPSEEK_FP8,
+    DEEPSEEK_FP4,
+    OWN,
+)
 """The rows that are imported, the most specific first."""
 COUNTED = (
     *_OF_OTHERS,

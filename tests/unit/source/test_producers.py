@@ -104,6 +104,49 @@ def test_other_types_have_to_be_asked_for_twice(store: Store) -> None:
         assert model[WEIGHT].type_text.startswith("int8")
 
 
+def rewritten(case: str, folder: Path, change: Callable[[Tensors, Settings], None]) -> Path:
+    """Write a case with changes."""
+    tensors = load_file(PRODUCERS / case / "model.safetensors")
+    config = json.loads((PRODUCERS / case / "config.json").read_text())
+    change(tensors, config["quantization_config"])
+    folder.mkdir()
+    save_file(tensors, folder / "model.safetensors")
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder
+
+
+def inverse(tensors: Tensors, said: Settings) -> None:
+    """GPTQModel: what codes are divided by."""
+    said.update(quant_method="fp8", config_groups={}, weight_scale_semantics="inverse")
+    tensors[f"{WEIGHT}_scale_inv"] = 1 / tensors.pop(f"{WEIGHT}_scale").float()
+
+
+def deepseek_v4_fp8(tensors: Tensors, said: Settings) -> None:
+    said.update(quant_method="fp8", config_groups={}, weight_block_size=[16, 64])
+    tensors[f"{BASE}.scale"] = tensors.pop(f"{WEIGHT}_scale")
+
+
+def deepseek_v4_fp4(tensors: Tensors, said: Settings) -> None:
+    said.update(quant_method="fp8", config_groups={}, weight_block_size=[128, 128])
+    tensors[WEIGHT] = tensors.pop(f"{WEIGHT}_packed").view(torch.int8)
+    tensors[f"{BASE}.scale"] = tensors.pop(f"{WEIGHT}_scale").view(torch.float8_e8m0fnu)
+
+
+@pytest.mark.parametrize(
+    ("case", "change"),
+    [("fp8-rows", inverse), ("fp8-blocks", deepseek_v4_fp8), ("mxfp4", deepseek_v4_fp4)],
+)
+def test_other_names_of_the_same(
+    case: str, change: Callable[[Tensors, Settings], None], tmp_path: Path
+) -> None:
+    """Scales by their reciprocals differ by roundings."""
+    case = f"compressed-tensors-{case}"
+    (weight,) = read_inventory(rewritten(case, tmp_path / "source", change)).weights
+    values = SourceReaders().values(weight, 0, weight.elements).astype(np.float32)
+    wanted = expected(case).float().numpy().reshape(-1)
+    assert np.abs(values - wanted).max() <= 2.0**-8 * np.abs(wanted).max()
+
+
 # Contradictions
 
 
@@ -196,13 +239,7 @@ CONTRADICTIONS: dict[str, dict[str, Callable[[Tensors, Settings], None]]] = {
     ("case", "what"), [(case, what) for case, rows in CONTRADICTIONS.items() for what in rows]
 )
 def test_a_contradiction_is_refused(case: str, what: str, tmp_path: Path, store: Store) -> None:
-    tensors = load_file(PRODUCERS / case / "model.safetensors")
-    config = json.loads((PRODUCERS / case / "config.json").read_text())
-    CONTRADICTIONS[case][what](tensors, config["quantization_config"])
-    folder = tmp_path / "source"
-    folder.mkdir()
-    save_file(tensors, folder / "model.safetensors")
-    (folder / "config.json").write_text(json.dumps(config))
+    folder = rewritten(case, tmp_path / "source", CONTRADICTIONS[case][what])
     with pytest.raises(UnsupportedSourceError, match=re.escape(BASE)) as caught:
         import_model(folder, "m", store=store)
     assert caught.value.tensor is not None

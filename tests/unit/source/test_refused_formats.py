@@ -93,7 +93,7 @@ REFUSED: list[tuple[Tensors, dict[str, Any], str]] = [
     (FP8, method("fp8", weight_block_size=[64, 64]), "64x64"),
     (
         FP8,
-        method("fp8", weight_block_size=BLOCKS, weight_scale_semantics="inverse"),
+        method("fp8", weight_block_size=BLOCKS, weight_scale_semantics="other"),
         "weight_scale_semantics",
     ),
     # Others
