@@ -135,7 +135,7 @@ def _make_all(
     for attempt in range(_ATTEMPTS):
         time.sleep(attempt)  # a scheduler that is restarted takes some time
         with store.session() as session:
-            tasks = shared.unfinished(shared.tasks, session, store)
+            tasks = shared.unfinished_tasks(shared.tasks, session, store)
         shown = shown or start_progress(progress, sum(task.source_bytes for task in tasks))
         try:
             for task, blobs in _made(client, tasks, retries, how):
@@ -174,7 +174,7 @@ def _made(
 
 
 @contextmanager
-def connected(address: str) -> Iterator[Client]:
+def connect(address: str) -> Iterator[Client]:
     """Connect to the scheduler at ``dask://HOST:PORT``, or any address that Dask knows.
 
     Raises: UsageError without the extra ``dask``; RemoteError if the scheduler can't be reached.

@@ -57,7 +57,7 @@ class BlobStoreError(Exception):
         known = {key: value for key, value in self._fields().items() if value is not None}
         return type(self)(message, **(fields | known))
 
-    def kept(self) -> Self:
+    def without_traceback(self) -> Self:
         """Return the error without its traceback, cause and context, which would stay in memory."""
         self.__traceback__ = self.__cause__ = self.__context__ = None
         return self

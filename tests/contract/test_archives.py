@@ -20,7 +20,7 @@ class TestArchive(ReadingTests):
         with ExitStack() as self.stack:
             yield
 
-    def filled(self, folder: Path, source: MemoryStore, names: Sequence[str]) -> Archive:
+    def fill(self, folder: Path, source: MemoryStore, names: Sequence[str]) -> Archive:
         path = folder / "archive.tar"
         try:
             save_models(names, path, store=source)

@@ -47,7 +47,7 @@ class Case:
     def recorded_layers(self) -> list[Descriptor]:
         """The layers of the manifest that Ollama wrote."""
         return [
-            Descriptor.checked(layer) for layer in json.loads(self.record["manifest"])["layers"]
+            Descriptor.from_json(layer) for layer in json.loads(self.record["manifest"])["layers"]
         ]
 
     def described_arrays(self) -> dict[str, list[Any]]:

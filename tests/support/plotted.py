@@ -13,7 +13,7 @@ from blobstore.plots.charts import (
     errors,
     frontier,
     scatter,
-    shared,
+    unique_and_shared,
 )
 from blobstore.plots.specification import Specification
 from blobstore.plots.treemap import treemap
@@ -63,7 +63,7 @@ SPECIFICATIONS: dict[str, Specification] = {
     "errors": errors(layer_errors(5)),
     "scatter": scatter(layer_errors(5)),
     "frontier": frontier(_MODELS),
-    "shared": shared(_USAGES),
+    "shared": unique_and_shared(_USAGES),
     "distribution": distribution(found_distribution()),
     "distribution of equal values": distribution(
         ValueDistribution("a", "BF16", (4,), 4, 4, Histogram(0.5, 0.5, (4,), 0, 0, 0.5))
@@ -72,7 +72,7 @@ SPECIFICATIONS: dict[str, Specification] = {
     "empty errors": errors([TensorError("a", "BF16", (2,), 0.0, kept=True)]),
     "empty scatter": scatter([]),
     "empty frontier": frontier([]),
-    "empty shared": shared([]),
+    "empty shared": unique_and_shared([]),
     "empty distribution": distribution(_EMPTY),
     "hostile treemap": treemap([(HOSTILE, HOSTILE, 4)]),
     "hostile errors": errors(layer_errors(2, HOSTILE)),

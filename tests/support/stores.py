@@ -52,7 +52,7 @@ def commit_model(store: Home, name: str, *blobs: bytes) -> Manifest:
 
 def descriptor(data: bytes, name: str | None = None) -> Descriptor:
     digest = f"sha256:{hashlib.sha256(data).hexdigest()}"
-    return Descriptor.checked(
+    return Descriptor.from_json(
         {"mediaType": TENSOR_MEDIA_TYPE, "digest": digest, "size": len(data), "name": name}
     )
 

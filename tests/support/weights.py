@@ -8,7 +8,7 @@ import ml_dtypes
 import numpy as np
 
 from blobstore import kernels
-from blobstore.kernels.arrays import QuantizedArray, mapped
+from blobstore.kernels.arrays import QuantizedArray, map_parts
 
 Array = np.ndarray[Any, Any]
 
@@ -104,7 +104,7 @@ def raw(array: Array) -> Array:
 
 def flat(parts: QuantizedArray[Array]) -> QuantizedArray[Array]:
     """Return flat views of new parts."""
-    return mapped(parts, lambda part: part.reshape(-1))
+    return map_parts(parts, lambda part: part.reshape(-1))
 
 
 def raw_or_nan(values: Array) -> Array:

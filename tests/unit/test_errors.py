@@ -46,7 +46,7 @@ def test_both_are_caught(
         error = caught.value
         assert isinstance(error, BlobStoreError)
         again = pickle.loads(pickle.dumps(error))
-        for one in (error, again, error.about(model="m"), error.kept()):
+        for one in (error, again, error.about(model="m"), error.without_traceback()):
             assert str(one) == one.message == "it is gone"
             assert (one.path, one.errno, one.hint) == ("/x", errno.ENOENT, "look")
         assert str(error.at("there")) == "there: it is gone"

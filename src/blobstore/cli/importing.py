@@ -197,9 +197,9 @@ def import_(
         how["verify_reuse"] = verify_reuse
         result = with_bar(blobstore.run_plan, made, target, home, memory=budget, **how)
     else:
-        from blobstore.distributed import connected, run_plan_on
+        from blobstore.distributed import connect, run_plan_on
 
-        with connected(on) as client:
+        with connect(on) as client:
             result = with_bar(
                 run_plan_on,
                 client,

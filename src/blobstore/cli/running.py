@@ -136,7 +136,7 @@ def run(
     if text is None:
         hold_conversation(model, prompts, system, verbose)
         return
-    messages = [*prompts.beginning(system), {"role": "user", "content": text}]
+    messages = [*prompts.first_messages(system), {"role": "user", "content": text}]
     answer = model.answer(prompts.tokens(messages))
     _show(answer, model.sampling.seed, as_json)
     if verbose:

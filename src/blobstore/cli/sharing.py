@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from blobstore.store.ports import Readable
     from blobstore.store.registry.logins import Credentials, Login
     from blobstore.store.signing.signed_models import CheckedModel, SignedModel
-    from blobstore.store.transfer import Transferred
+    from blobstore.store.transfer import TransferResult
 
 
 KeyOption = Annotated[
@@ -194,7 +194,7 @@ def _access(
     )
 
 
-def _show(verb: str, moved: str, done: Transferred) -> None:
+def _show(verb: str, moved: str, done: TransferResult) -> None:
     ways = amounts({"reused": done.there, moved: done.moved})
     renamed = f" as {done.name}" if done.name != done.source else ""
     emit(f"{verb} {done.source}{renamed}: {ways}")

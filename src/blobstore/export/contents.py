@@ -406,7 +406,7 @@ def _architecture(checkpoint: Checkpoint) -> SourceConfig | None:
         return None
     config = parse_config(checkpoint.documents[CONFIG_NAME])
     named = {key: config[key] for key in ("architectures", "model_type") if key in config}
-    return strictjson.validated(SourceConfig, named, CONFIG_NAME, "Q1")
+    return strictjson.parse_document(SourceConfig, named, CONFIG_NAME, "Q1")
 
 
 def _text_layers(model: StoredModel) -> Iterator[TextLayer]:
@@ -421,7 +421,7 @@ def _text_layers(model: StoredModel) -> Iterator[TextLayer]:
 def _stored_files(model: StoredModel) -> Iterator[CopiedBlob]:
     for layer in model.manifest.file_layers:
         if layer.name is not None:
-            with model.located(layer), model.home.blobs.open(layer) as reader:
+            with model.naming(layer), model.home.blobs.open(layer) as reader:
                 blob = BlobFile(layer.digest, reader.name, reader.identity)
                 blob.require_file()
                 yield CopiedBlob(layer.name, blob, reader.size)

@@ -66,7 +66,7 @@ from blobstore.io.ranges import (
 from blobstore.io.workers import Progress, each, start_progress, threads
 from blobstore.names import ModelName
 from blobstore.store.local.locks import take_lock
-from blobstore.store.ports import Readable, damaged
+from blobstore.store.ports import Readable, mismatch_error
 from blobstore.store.stored_model import StoredModel
 
 
@@ -103,7 +103,7 @@ def export_folder(folder: str | os.PathLike[str], store: Readable) -> Path:
 
 
 @contextmanager
-def staged(path: Path) -> Iterator[Path]:
+def stage_folder(path: Path) -> Iterator[Path]:
     """Yield a new folder next to ``path``, which takes its place when the block ends.
 
     What the block writes is durable then. After an error the folder is removed.
@@ -227,7 +227,7 @@ def export_model(
         store.prefetch(model.manifest.descriptors)
         plan = plan_export(model, options, verify=verify)
         started = time.monotonic()
-        with staged(target) as staging:
+        with stage_folder(target) as staging:
             write_files(plan, staging, workers, start_progress(progress, plan.nbytes))
     files = {file.path: file.size for file in sorted(plan.files, key=lambda file: file.path)}
     seconds = time.monotonic() - started
@@ -323,7 +323,7 @@ def _verified_reader(file: CopiedBlob) -> Iterator[FileReader]:
     """Yield a reader of the blob, which was hashed: nothing else would find damage in it."""
     with file.blob.open() as reader:
         if reader.digest() != file.blob.digest:
-            raise damaged(file.blob.digest).at(file.path)
+            raise mismatch_error(file.blob.digest).at(file.path)
         yield reader
 
 

@@ -139,7 +139,7 @@ def read_weights(model: StoredModel, *, verify: bool = False) -> dict[str, Weigh
     """
     weights: dict[str, Weight] = {}
     for layer in model.weight_layers:
-        with model.opened(layer, weights) as (reader, header, tensors):
+        with model.open_layer(layer, weights) as (reader, header, tensors):
             blob = TensorBlob.of(layer.digest, reader, header)
             blob.require_file()
         for tensor in tensors:

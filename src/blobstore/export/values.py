@@ -30,7 +30,7 @@ from blobstore.model.loader import (
     MappedBlob,
     StoredArray,
     Tensor,
-    assembled,
+    assemble,
     fill_values,
     run_of,
     values_of,
@@ -75,7 +75,7 @@ def value_piece(
         at_once = (rows - rows % _ROWS_AT_ONCE or rows) * cols or VALUES_AT_ONCE
 
     def fill(begin: int, data: memoryview) -> None:
-        stored = assembled(weight, _map_blob(weight.blob).array)
+        stored = assemble(weight, _map_blob(weight.blob).array)
         out: Array = np.frombuffer(data, numpy_dtype(dtype))
         write = _fill_transposed if transposed else _fill_run
         write(weight.name, stored, start + begin // itemsize, out)

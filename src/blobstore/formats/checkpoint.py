@@ -19,7 +19,7 @@ from typing import Annotated, Any, Literal, Self
 from blobstore.errors import UsageError
 from blobstore.formats.documents import Descriptor, Manifest
 from blobstore.formats.quant import Quantization, QuantType
-from blobstore.formats.strictjson import Document, InvalidError, Key, parse_object, validated
+from blobstore.formats.strictjson import Document, InvalidError, Key, parse_document, parse_object
 
 CONFIG_NAME = "config.json"
 DRAFT_PREFIX = "draft."
@@ -287,7 +287,7 @@ class SourceConfig(Document):
         value = parse_config(raw, what)
         if "quantization" in value and value["quantization"] is None:
             value = {key: item for key, item in value.items() if key != "quantization"}
-        return validated(cls, value, what, "Q1")
+        return parse_document(cls, value, what, "Q1")
 
     @property
     def mlx_quantization(self) -> QuantizationSettings | None:
@@ -299,7 +299,7 @@ class SourceConfig(Document):
         settings = self.quantization_config or {}
         if self.quantization is not None or "quant_method" in settings or "bits" not in settings:
             return self.quantization
-        return validated(QuantizationSettings, settings, "quantization_config", "Q1")
+        return parse_document(QuantizationSettings, settings, "quantization_config", "Q1")
 
     @property
     def quant_method(self) -> str | None:

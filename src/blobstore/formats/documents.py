@@ -20,8 +20,8 @@ from blobstore.formats.strictjson import (
     InvalidError,
     Key,
     check_limit,
+    parse_document,
     parse_object,
-    validated,
 )
 from blobstore.io.budget import MAX_TEXT
 from blobstore.names import Digest
@@ -75,7 +75,7 @@ class Descriptor(Document):
     name: str | None = None
 
     @classmethod
-    def checked(cls, value: Any) -> Descriptor:
+    def from_json(cls, value: Any) -> Descriptor:
         """Return the descriptor in a JSON value. Raises: InvalidError.
 
         Most are valid, and are not checked key by key: that takes four times as long.
@@ -87,7 +87,7 @@ class Descriptor(Document):
             if is_sound and type(size) is int and 0 <= size <= MAX_BLOB:
                 with suppress(InvalidDigestError):
                     return Descriptor(str(kind), Digest.parse(digest), size, None, name)
-        return super(Descriptor, cls).checked(value)
+        return super(Descriptor, cls).from_json(value)
 
     @property
     def document(self) -> dict[str, Any]:
@@ -118,7 +118,7 @@ class Manifest(Document):
             raise DocumentError(f"{what}: schemaVersion is missing (rule M1)", rule="M1")
         if isinstance(layers := value.get("layers"), list):
             check_limit(what, len(layers), "layers", MAX_LAYERS, "M1")
-        return replace(validated(cls, value, what, "M1"), parsed=raw)
+        return replace(parse_document(cls, value, what, "M1"), parsed=raw)
 
     @classmethod
     def fields_of(cls, value: dict[str, Any]) -> dict[str, Any]:
@@ -235,7 +235,7 @@ class ModelConfig(Document):
 
     @classmethod
     def parse(cls, raw: bytes, what: str = "config") -> ModelConfig:
-        return validated(cls, parse_object(raw, what, rule="M1"), what, "M1")
+        return parse_document(cls, parse_object(raw, what, rule="M1"), what, "M1")
 
     def encode(self) -> bytes:
         """Return one line of compact JSON without a newline.

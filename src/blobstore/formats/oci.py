@@ -43,7 +43,7 @@ from blobstore.formats.documents import (
     Manifest,
 )
 from blobstore.formats.dtypes import DType
-from blobstore.formats.strictjson import Document, Key, check_limit, parse_object, validated
+from blobstore.formats.strictjson import Document, Key, check_limit, parse_document, parse_object
 from blobstore.names import Digest, ModelName
 
 OCI_MANIFEST_MEDIA_TYPE = "application/vnd.oci.image.manifest.v1+json"
@@ -164,7 +164,7 @@ def parse_index(raw: bytes, what: str) -> list[OciDescriptor]:
     value = parse_object(raw, what, rule="A2", limit=MAX_INDEX)
     if isinstance(entries := value.get("manifests"), list):
         check_limit(what, len(entries), "manifests", MAX_ENTRIES, "A2")
-    manifests = validated(_Index, value, what, "A2").manifests
+    manifests = parse_document(_Index, value, what, "A2").manifests
     for number, entry in enumerate(manifests):
         if entry.media_type not in (OCI_MANIFEST_MEDIA_TYPE, MANIFEST_MEDIA_TYPE):
             place = f"{what}: manifests.{number}.mediaType"
@@ -180,7 +180,7 @@ def parse_index(raw: bytes, what: str) -> list[OciDescriptor]:
 
 def check_layout(raw: bytes, what: str) -> None:
     """Raise DocumentError (rule A2) unless ``raw`` is an ``oci-layout`` of version 1.0.0."""
-    validated(_Layout, parse_object(raw, what, rule="A2", limit=MAX_INDEX), what, "A2")
+    parse_document(_Layout, parse_object(raw, what, rule="A2", limit=MAX_INDEX), what, "A2")
 
 
 def encode_index(models: Iterable[tuple[ModelName, bytes]]) -> bytes:

@@ -17,7 +17,7 @@ from typing import Annotated, Any, Literal
 from blobstore.errors import LimitExceededError
 from blobstore.formats import strictjson
 from blobstore.formats.documents import MAX_DOCUMENT
-from blobstore.formats.strictjson import Between, Document, validated
+from blobstore.formats.strictjson import Between, Document, parse_document
 
 OWN_DOCUMENT = "blobstore.json"
 RULE = "B1"
@@ -27,7 +27,7 @@ DRAFT_MODEL = "draft model"
 
 
 @dataclass(frozen=True, slots=True)
-class LeftOut(Document):
+class Omission(Document):
     """A file, a folder (its path ends with ``/``) or tensors that are not stored, and the reason.
 
     A pattern such as ``*.input_scale`` names ``count`` tensors together.
@@ -52,7 +52,7 @@ class Tally(Document):
     derived: Annotated[Mapping[str, int], "counts, by how they were made"] = field(
         default_factory=dict
     )
-    left_out: tuple[LeftOut, ...] = ()
+    left_out: tuple[Omission, ...] = ()
 
     @property
     def covered(self) -> int:
@@ -80,7 +80,7 @@ class Coverage(Document):
     kept_whole: Annotated[tuple[str, ...], "files of weights that are kept as files"] = ()
 
     @property
-    def left_out(self) -> tuple[LeftOut, ...]:
+    def left_out(self) -> tuple[Omission, ...]:
         return self.tensors.left_out + self.files.left_out
 
 
@@ -129,7 +129,7 @@ class Provenance(Document):
         Raises: DocumentError (rule B1) for another version too; LimitExceededError.
         """
         value = strictjson.parse_object(raw, OWN_DOCUMENT, rule=RULE, limit=MAX_DOCUMENT)
-        return validated(cls, value, OWN_DOCUMENT, RULE)
+        return parse_document(cls, value, OWN_DOCUMENT, RULE)
 
     @property
     def tensor_names(self) -> frozenset[str]:

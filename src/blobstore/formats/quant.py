@@ -125,7 +125,7 @@ class Quantization:
         return Quantization(parsed, int(size) if is_number else 0)
 
     @classmethod
-    def described(cls, metadata: Mapping[str, str], prefix: str) -> Quantization:
+    def from_metadata(cls, metadata: Mapping[str, str], prefix: str) -> Quantization:
         """Return the quantization in metadata, whose keys begin with ``prefix``.
 
         Raises: KeyError without a ``quant_type``; as `parse`.

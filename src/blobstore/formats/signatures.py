@@ -28,7 +28,7 @@ from blobstore.formats.oci import (
     OCI_MANIFEST_MEDIA_TYPE,
     OciDescriptor,
 )
-from blobstore.formats.strictjson import check_limit, parse_object, validated
+from blobstore.formats.strictjson import check_limit, parse_document, parse_object
 from blobstore.names import Digest, ModelName
 
 SIGNATURE_MEDIA_TYPE = "application/vnd.dev.cosign.simplesigning.v1+json"
@@ -189,7 +189,7 @@ class SignatureLayer(OciDescriptor):
 
         Raises: DocumentError (rule S1); LimitExceededError for a large payload or annotations.
         """
-        layer = validated(cls, value, what, "S1")
+        layer = parse_document(cls, value, what, "S1")
         if layer.media_type != SIGNATURE_MEDIA_TYPE:
             return None
         nbytes = sum(len(part) for item in (layer.annotations or {}).items() for part in item)
@@ -230,7 +230,7 @@ class SignatureManifest:
         value = parse_object(raw, what, rule="M1", limit=MAX_SIGNATURES_MANIFEST)
         if isinstance(layers := value.get("layers"), list):
             check_limit(what, len(layers), "layers", MAX_SIGNATURES, "S1")
-        validated(Manifest, value, what, "M1")
+        parse_document(Manifest, value, what, "M1")
         signed = (SignatureLayer.read(layer, what) for layer in value["layers"])
         return cls(value, raw, tuple(layer for layer in signed if layer is not None), config)
 
@@ -238,9 +238,9 @@ class SignatureManifest:
     def of(cls, signatures: Sequence[Signature]) -> SignatureManifest:
         """Return a new manifest of them; of none, its ``raw`` is empty."""
         shell = dict.fromkeys(("schemaVersion", "mediaType", "config", "layers"))
-        return cls(shell | {"schemaVersion": 2, "layers": []}, b"", ()).extended(signatures)
+        return cls(shell | {"schemaVersion": 2, "layers": []}, b"", ()).with_signatures(signatures)
 
-    def extended(self, signatures: Sequence[Signature]) -> SignatureManifest:
+    def with_signatures(self, signatures: Sequence[Signature]) -> SignatureManifest:
         """Return the manifest with those signatures added that it lacks; itself if it has all.
 
         Payloads are stored as they are, so their digests are also the config's ``diff_ids``.

@@ -276,7 +276,7 @@ class Document:
     __slots__ = ()
 
     @classmethod
-    def checked(cls, value: Any) -> Self:
+    def from_json(cls, value: Any) -> Self:
         if not isinstance(value, dict):
             raise InvalidError(f"Input should be a valid dictionary or instance of {cls.__name__}")
         return cls(**cls.fields_of(value))
@@ -306,10 +306,10 @@ class Document:
         return values
 
 
-def validated(model: type[_D], value: Any, what: str, rule: str) -> _D:
+def parse_document(model: type[_D], value: Any, what: str, rule: str) -> _D:
     """Return ``value`` as a document; raise DocumentError with ``rule`` and the place in it."""
     try:
-        return model.checked(value)
+        return model.from_json(value)
     except InvalidError as error:
         raise DocumentError(f"{what}: {error} (rule {rule})", rule=rule) from None
 
@@ -324,7 +324,7 @@ def check_of(kind: Any) -> Check:
     elif kind is Digest:
         check = _digest
     elif isinstance(kind, type) and issubclass(kind, Document):
-        check = kind.checked
+        check = kind.from_json
     elif origin is Annotated:
         bounds = [item for item in arguments[1:] if isinstance(item, Between)]
         check = partial(_check_bounds, check_of(arguments[0]), bounds)

@@ -149,7 +149,7 @@ def parse_block(block: bytes, what: str) -> TarHeader | None:
     if block[257:263] == b"ustar\0" and (prefix := _text(block[345:500], what)):
         path = f"{prefix}/{path}"
     size = _number(block[124:136], what)
-    return extended(TarHeader(b"0" if kind == b"\0" else kind, path, size), {}, what)
+    return with_extensions(TarHeader(b"0" if kind == b"\0" else kind, path, size), {}, what)
 
 
 def parse_extension(header: TarHeader, data: bytes, what: str) -> dict[str, str]:
@@ -170,7 +170,7 @@ def parse_extension(header: TarHeader, data: bytes, what: str) -> dict[str, str]
     return said
 
 
-def extended(header: TarHeader, said: Mapping[str, str], what: str) -> TarHeader:
+def with_extensions(header: TarHeader, said: Mapping[str, str], what: str) -> TarHeader:
     """Return a member's header with what the extensions before it say.
 
     Raises: CorruptDataError (rule A1) for a size that is not a number; LimitExceededError.

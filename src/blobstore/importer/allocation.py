@@ -40,12 +40,18 @@ from blobstore.formats.quant import Quantization, QuantType
 from blobstore.importer.making import non_finite, stored_parts
 from blobstore.importer.options import ImportOptions
 from blobstore.importer.outputs import OutputTensor
-from blobstore.importer.segments import LoadedBytes, LoadedFile, Span, needed_for, united
+from blobstore.importer.segments import LoadedBytes, LoadedFile, Span, merge_spans, needed_for
 from blobstore.io.workers import Progress, results_of
 from blobstore.kernels.arrays import Array, QuantizedArray, dtype_of, numpy_dtype
 from blobstore.kernels.scales import ScaleChoice
 from blobstore.source.folders import SourceFile
-from blobstore.source.weights import Fetcher, FetchOptions, SourceReaders, SourceWeight, fetching
+from blobstore.source.weights import (
+    Fetcher,
+    FetchOptions,
+    SourceReaders,
+    SourceWeight,
+    open_fetcher,
+)
 
 AT_ONCE = 8
 """Threads that measure at the same time, where the processor's cores are fewer."""
@@ -64,7 +70,9 @@ class SampleReaders(SourceReaders):
         super().__init__(partial(LoadedFile, loaded=self._loaded) if is_far else SourceFile.open)
 
     @contextmanager
-    def having(self, source: SourceWeight, starts: Iterable[int], count: int) -> Iterator[None]:
+    def reading_ahead(
+        self, source: SourceWeight, starts: Iterable[int], count: int
+    ) -> Iterator[None]:
         """Read ``count`` values from each start within the block; servers get few requests.
 
         Raises: as `Fetcher.fill`.
@@ -76,7 +84,7 @@ class SampleReaders(SourceReaders):
                     spans[path].append((begin, end))
         files = {part.file.path: part.file for part in source.parts.values()}
         parts = {
-            path: [self._part(files[path], *span) for span in united(wanted, _GAP, _MOST)]
+            path: [self._part(files[path], *span) for span in merge_spans(wanted, _GAP, _MOST)]
             for path, wanted in spans.items()
         }
         with self._loaded.using(parts):
@@ -154,7 +162,7 @@ def measure(
     }
     is_far = any(file.folder.is_remote for file in files.values())
     with (
-        fetching(files.values(), fetch or FetchOptions()) as fetcher,
+        open_fetcher(files.values(), fetch or FetchOptions()) as fetcher,
         closing(SampleReaders(fetcher, is_far=is_far)) as readers,
     ):
 
@@ -219,7 +227,7 @@ def _batches(question: Question) -> Iterator[_Batch]:
 def _values(batch: _Batch, tensor: OutputTensor, readers: SampleReaders) -> Array:
     values = np.empty((len(batch.starts), batch.count), numpy_dtype(tensor.dtype))
     with (
-        readers.having(batch.source, batch.starts, batch.count),
+        readers.reading_ahead(batch.source, batch.starts, batch.count),
         np.errstate(over="ignore", invalid="ignore"),
     ):  # what does not fit the dtype is refused as infinite
         for row, start in zip(values, batch.starts, strict=True):

@@ -167,7 +167,7 @@ def read_batch(path: str | os.PathLike[str]) -> tuple[BatchModel, ...]:
     strictjson.check_limit(name, len(raw), "bytes", _LARGEST, RULE)
     value = parse_settings(raw, name, RULE)
     try:
-        return tuple(_Batch.checked(value).model)
+        return tuple(_Batch.from_json(value).model)
     except InvalidError as error:
         raise DocumentError(f"{name}: {error} (rule {RULE})", rule=RULE, path=name) from None
 

@@ -98,8 +98,8 @@ class RunMaker:
         # First: finding it reads through the memory that the values will lie in.
         if output.copies_codes:
             made = self._readers.quantized(source, step.start, step.count)
-            arrays = zip(step.at, (made.weight, made.scale, made.bias), strict=True)
-            for suffix, array in arrays:
+            kept = zip(step.at, (made.weight, made.scale, made.bias), strict=True)
+            for suffix, array in kept:
                 if array is None:
                     raise AssertionError("integer codes have biases")
                 place.array(step.at[suffix], array.size, array.dtype)[:] = array

@@ -29,7 +29,7 @@ from blobstore.formats.provenance import (
     DRAFT_MODEL,
     MTP_HEADS,
     Coverage,
-    LeftOut,
+    Omission,
     Provenance,
     RecordedDraft,
     RecordedFile,
@@ -71,7 +71,7 @@ def storable(inventory: Inventory, profile: Profile, *, has_draft: bool) -> Inve
     reasons = {file.name: found for file in inventory.kept if (found := reason(file)) is not None}
     if not reasons:
         return inventory  # with the weights that it has assembled
-    left_out = (*inventory.left_out, *(LeftOut(name, found) for name, found in reasons.items()))
+    left_out = (*inventory.left_out, *(Omission(name, found) for name, found in reasons.items()))
     kept = tuple(file for file in inventory.kept if file.name not in reasons)
     return replace(inventory, kept=kept, left_out=tuple(sorted(left_out, key=lambda one: one.name)))
 
@@ -161,7 +161,7 @@ def _tensors(inventory: Inventory, outputs: Iterable[OutputTensor]) -> Tally:
         len(inventory.tensors),
         len(names) - derived.total(),
         dict(sorted(derived.items())),
-        tuple(LeftOut(name, reason, count) for (name, reason), count in sorted(left_out.items())),
+        tuple(Omission(name, reason, count) for (name, reason), count in sorted(left_out.items())),
     )
 
 

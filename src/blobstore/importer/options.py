@@ -140,7 +140,7 @@ class ImportOptions:
         return options
 
     @classmethod
-    def recorded(cls, record: Mapping[str, Any]) -> ImportOptions:
+    def from_record(cls, record: Mapping[str, Any]) -> ImportOptions:
         """Return the options of an import from what ``blobstore.json`` keeps of them.
 
         The values of importance are not among them: their digest is ``record["importance"]``.
@@ -205,7 +205,7 @@ class ImportOptions:
         usual = self.profile.group_sizes.get(quant_type, quant_type.group_sizes[0])
         return _quantization(quant_type, self.groups.get(quant_type, usual))
 
-    def ruled(self, rule: Rule) -> Quantization | None:
+    def quantization_of(self, rule: Rule) -> Quantization | None:
         """Return what a rule asks for, in the groups that it names or else those in use."""
         if rule.quant_type is None:
             return None
@@ -213,7 +213,7 @@ class ImportOptions:
         return usual if rule.group_size is None else Quantization(rule.quant_type, rule.group_size)
 
     def can_follow(self, rule: Rule, dtype: DType, shape: tuple[int, ...]) -> bool:
-        quantization = self.ruled(rule)
+        quantization = self.quantization_of(rule)
         if quantization is None:
             return True
         return dtype.is_float and len(shape) > 1 and quantization.divides(shape)

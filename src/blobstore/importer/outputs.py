@@ -104,7 +104,7 @@ class OutputTensor:
         """True when its last two axes are those of the checkpoint's tensor swapped."""
         return self.sources[0].transposed
 
-    def laid_out(self, inputs_first: Container[str]) -> OutputTensor:
+    def as_quantized(self, inputs_first: Container[str]) -> OutputTensor:
         """Return the tensor as it is quantized: transposed if its name is in ``inputs_first``."""
         if self.name not in inputs_first:
             return self

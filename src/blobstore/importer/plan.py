@@ -231,7 +231,7 @@ def check_rules(blobs: Iterable[PlannedBlob], options: ImportOptions) -> None:
         return
     tensors = {tensor.name: tensor for blob in blobs for tensor in blob.tensors}
     for rule in options.rules:
-        named = [tensors[name] for name in rule.matching(tensors)]
+        named = [tensors[name] for name in rule.matches(tensors)]
         if not named:
             raise UsageError(
                 f"no tensor's name matches the rule {quoted(str(rule))}",
@@ -357,7 +357,7 @@ class _Chooser:
     def rule(self, tensor: OutputTensor) -> Rule | None:
         return self.rules.rule_for(self.prefix + tensor.name)
 
-    def followed(self, tensor: OutputTensor) -> Rule | None:
+    def rule_for(self, tensor: OutputTensor) -> Rule | None:
         """Return the rule that decides about the tensor, if it has one that can be followed."""
         rule = self.rule(tensor)
         if rule is None or not self.options.can_follow(rule, tensor.dtype, tensor.shape):
@@ -372,18 +372,18 @@ class _Chooser:
         return self.policies[tensor.sources[0].form]
 
     def decide(self, tensor: OutputTensor) -> OutputTensor:
-        laid_out, policy = tensor.laid_out(self.inputs_first), self.policy(tensor)
-        rule = self.followed(laid_out)
+        laid_out, policy = tensor.as_quantized(self.inputs_first), self.policy(tensor)
+        rule = self.rule_for(laid_out)
         if rule is not None:
-            return self.quantized(tensor, self.options.ruled(rule))
+            return self.quantize_tensor(tensor, self.options.quantization_of(rule))
         if policy is None:
-            return self.quantized(tensor, None)
-        return self.quantized(tensor, policy.quantization(tensor.name, laid_out.shape))
+            return self.quantize_tensor(tensor, None)
+        return self.quantize_tensor(tensor, policy.quantization(tensor.name, laid_out.shape))
 
     def _why_kept(self, tensor: OutputTensor) -> str | None:
         if self.keeps_by_rule(tensor):
             return "is kept by a rule"
-        policy, shape = self.policy(tensor), tensor.laid_out(self.inputs_first).shape
+        policy, shape = self.policy(tensor), tensor.as_quantized(self.inputs_first).shape
         return None if policy is None else policy.reason(tensor.name, shape)
 
     def decide_group(self, tensors: list[OutputTensor]) -> list[OutputTensor]:
@@ -391,8 +391,8 @@ class _Chooser:
 
         Rules come first, and may split the group.
         """
-        laid_out = [tensor.laid_out(self.inputs_first) for tensor in tensors]
-        ruled = {tensor.name for tensor in laid_out if self.followed(tensor) is not None}
+        laid_out = [tensor.as_quantized(self.inputs_first) for tensor in tensors]
+        ruled = {tensor.name for tensor in laid_out if self.rule_for(tensor) is not None}
         weights = [
             one
             for one in laid_out
@@ -414,11 +414,13 @@ class _Chooser:
         return [
             self.decide(tensor)
             if tensor.name in ruled
-            else self.quantized(tensor, asked if tensor.name in wanted else None)
+            else self.quantize_tensor(tensor, asked if tensor.name in wanted else None)
             for tensor in tensors
         ]
 
-    def quantized(self, tensor: OutputTensor, quantization: Quantization | None) -> OutputTensor:
+    def quantize_tensor(
+        self, tensor: OutputTensor, quantization: Quantization | None
+    ) -> OutputTensor:
         """Return the tensor quantized so; None leaves it as its source is, codes included."""
         source = tensor.sources[0]
         if quantization is None and source.quantization is not None:
@@ -440,7 +442,7 @@ class _Chooser:
                 hint="Import it without quant"
                 + (', or convert it with dtype="float32".' if is_f64 else "."),
             )
-        laid_out = tensor.laid_out(self.inputs_first)
+        laid_out = tensor.as_quantized(self.inputs_first)
         scale = self.options.global_scale_of(quantization)
         return replace(laid_out, quantization=quantization, global_scale=scale)
 

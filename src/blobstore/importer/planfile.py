@@ -28,9 +28,9 @@ from blobstore.errors import CorruptDataError, DocumentError, NotFoundError, Usa
 from blobstore.formats import strictjson
 from blobstore.formats.checkpoint import CONFIG_NAME
 from blobstore.formats.modelfile import Modelfile
-from blobstore.formats.provenance import LeftOut
+from blobstore.formats.provenance import Omission
 from blobstore.formats.quant import QuantType
-from blobstore.formats.strictjson import Document, validated
+from blobstore.formats.strictjson import Document, parse_document
 from blobstore.importer.options import ImportOptions
 from blobstore.importer.outputs import ImportPlan, PlannedBlob, PlannedFile
 from blobstore.importer.plan import make_plan
@@ -57,7 +57,7 @@ class PlanSource(Document):
 
     address: str
     files: Mapping[str, str]
-    left_out: tuple[LeftOut, ...]
+    left_out: tuple[Omission, ...]
 
     def inventory(self, source: Source, without: Folder | None = None) -> Inventory:
         current = read_inventory(source, without=without)
@@ -114,7 +114,7 @@ class PlanDocument(Document):
             for name, text in self.importance.items()
         }
         return replace(
-            ImportOptions.recorded(self.options),
+            ImportOptions.from_record(self.options),
             importance=Importance.parse(vectors) if vectors else None,
             modelfile=texts,
             draft_type=None if self.draft_quant is None else QuantType.parse(self.draft_quant),
@@ -227,7 +227,7 @@ def _parse(raw: bytes, what: str) -> tuple[PlanDocument, ImportOptions]:
     if value.get("version") == 1:
         message = f"{what} is of version 1, which earlier versions of blobstore wrote"
         raise DocumentError(f"{message} (rule {RULE})", rule=RULE, hint=_AGAIN)
-    document = validated(PlanDocument, value, what, RULE)
+    document = parse_document(PlanDocument, value, what, RULE)
     try:
         return document, document.import_options
     except (UsageError, ValueError, KeyError, TypeError, AttributeError) as error:

@@ -118,7 +118,7 @@ def recorded_import(raw: bytes) -> tuple[ImportOptions, Digest | None]:
     quant = draft.quant if draft is not None else None
     try:
         options = replace(
-            ImportOptions.recorded(record),
+            ImportOptions.from_record(record),
             draft_type=None if quant is None else QuantType.parse(quant),
         )
         digest = record["importance"]
@@ -325,7 +325,7 @@ def _check_blobs(
 ) -> BlobChecks:
     checks = BlobChecks(store.care())
     checks.add(Users(b"", settings_of(store.blobs.read, manifest), [name]), manifest)
-    chosen = checks.chosen(lambda _: True)
+    chosen = checks.largest_first(lambda _: True)
     checks.run(chosen, jobs, start_progress(progress, sum(map(checks.size, chosen))))
     return checks
 

@@ -37,8 +37,8 @@ from blobstore.formats.strictjson import (
     Document,
     InvalidError,
     check_of,
+    parse_document,
     parse_object,
-    validated,
 )
 from blobstore.io.ranges import FileReader
 from blobstore.kernels.arrays import Array
@@ -64,7 +64,7 @@ class Rule(Document):
     group_size: int | None = None
 
     @classmethod
-    def checked(cls, value: Any) -> Rule:
+    def from_json(cls, value: Any) -> Rule:
         return cls.parse(check_of(str)(value))
 
     @classmethod
@@ -95,7 +95,7 @@ class Rule(Document):
             return None
         return _ESCAPED.sub(r"\1", self.pattern)
 
-    def matching(self, names: Collection[str]) -> list[str]:
+    def matches(self, names: Collection[str]) -> list[str]:
         if (name := self.literal) is not None:
             return [name] if name in names else []
         pattern = re.compile(translate(self.pattern))
@@ -106,7 +106,7 @@ class Rule(Document):
         return f"{self.pattern}={self.quant_type or _NONE}{size}"
 
 
-def escaped(name: str) -> str:
+def escape_name(name: str) -> str:
     """Return the pattern that is like ``name`` and no other."""
     return _SPECIAL.sub(r"[\g<0>]", name)
 
@@ -198,7 +198,7 @@ class PolicyFile(Document):
             _check_size(reader, _LARGEST_FILE, "a policy")
             raw = reader.read(0, reader.size)
         try:
-            return validated(cls, parse_settings(raw, reader.name, "O1"), reader.name, "O1")
+            return parse_document(cls, parse_settings(raw, reader.name, "O1"), reader.name, "O1")
         except BlobStoreError as error:
             named = error.about(path=reader.name)
             raise named if reader.name in error.message else named.at(reader.name) from None

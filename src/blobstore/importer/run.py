@@ -26,7 +26,7 @@ from blobstore.importer.outputs import (
     PlannedFile,
 )
 from blobstore.importer.plan import make_plan, plan_blobs
-from blobstore.importer.rules import Rule, escaped
+from blobstore.importer.rules import Rule, escape_name
 from blobstore.importer.writing import Means, WrittenBlobs, copy_file, write_blobs
 from blobstore.io.workers import Progress, start_progress, threads
 from blobstore.model.facts import Verdict
@@ -220,7 +220,7 @@ def _function_rules(
                 f"the policy returns {kind!r} for {tensor.name!r}, expected the name of a type",
                 tensor=tensor.name,
             )
-        yield Rule.parse(f"{escaped(tensor.name)}={kind}")
+        yield Rule.parse(f"{escape_name(tensor.name)}={kind}")
 
 
 def import_model(

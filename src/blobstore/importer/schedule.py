@@ -51,8 +51,8 @@ from blobstore.importer.segments import (
     Segment,
     Segments,
     Span,
+    merge_spans,
     needs_of,
-    united,
     whole,
 )
 from blobstore.io.durable import os_errors, reserve
@@ -160,7 +160,7 @@ class DeclaredFiles:
         for path, file in files.items():
             self._files[path] = self._open_file(file, states[path]._replace(number=self._number))
         for number, blob in finished.items():
-            self.finished(number, blob)
+            self.note_finished(number, blob)
         for one in self._files.values():
             if one.state.offset:
                 self._note(one)
@@ -248,9 +248,9 @@ class DeclaredFiles:
         one.is_verified = True
         for number, extents in self._extents.items():
             if file.path in extents and number in self._finished:
-                self.finished(number, self._finished[number])
+                self.note_finished(number, self._finished[number])
 
-    def finished(self, number: int, blob: Finished) -> None:
+    def note_finished(self, number: int, blob: Finished) -> None:
         """Note a blob that was made, so that a later import finds it. Raises: StorageError."""
         with self._mutex:
             self._finished[number] = blob
@@ -340,7 +340,7 @@ def room_of(small: tuple[int, Run]) -> int:
     return small[1].end + -small[1].end % _ALIGNMENT
 
 
-def grouped(items: Iterable[_T], cost: Callable[[_T], int], most: int) -> Iterator[list[_T]]:
+def batches(items: Iterable[_T], cost: Callable[[_T], int], most: int) -> Iterator[list[_T]]:
     """Yield consecutive items that cost ``most`` together, or one that costs more."""
     group: list[_T] = []
     total = 0
@@ -361,7 +361,7 @@ def schedule(blobs: Mapping[int, PlannedBlob], sizes: Sequence[int]) -> Iterator
     """
     small = ((number, blobs[number]) for number in blobs if sizes[number] <= SMALL)
     small_runs = ((number, run) for number, blob in small for run in runs_of(blob))
-    for group in grouped(small_runs, room_of, RUN):
+    for group in batches(small_runs, room_of, RUN):
         yield Work(tuple(group), is_small=True)
     left = deque(number for number in blobs if sizes[number] > SMALL)
     window: deque[tuple[int, Iterator[Run]]] = deque()
@@ -506,7 +506,7 @@ class FarWork:
                         span = max(need.begin, segment.begin), min(need.end, segment.end)
                         early[segment.number].append(span)
             if early:
-                spans = {one: united(several) for one, several in early.items()}
+                spans = {one: merge_spans(several) for one, several in early.items()}
                 self._spilled[number] = SpilledBytes(spans, until)
 
     def _work_of(self, segment: int, loaded: LoadedSegment | None) -> Iterator[Work]:
@@ -521,7 +521,7 @@ class FarWork:
             if waits:
                 self._ends[number] = run.end + run.gap
             yield Work(((number, run),), is_small, using, waits)
-        for group in grouped(small, room_of, RUN):
+        for group in batches(small, room_of, RUN):
             yield Work(tuple(group), is_small=True, using=self._using(loaded, None))
 
     def _using(

@@ -153,7 +153,7 @@ class Segments:
         return range(begin, first + bisect_right(begins, need.end - 1))
 
 
-def united(spans: Iterable[Span], gap: int = 0, most: int = sys.maxsize) -> list[Span]:
+def merge_spans(spans: Iterable[Span], gap: int = 0, most: int = sys.maxsize) -> list[Span]:
     """Return spans in order: those that touch, overlap or are ``gap`` apart as one of ``most``."""
     joined: list[Span] = []
     for begin, end in sorted(spans):

@@ -41,7 +41,7 @@ from blobstore.importer.roles import (
     form_of_experts,
     inputs_first,
 )
-from blobstore.importer.rules import Rule, RuleBook, escaped
+from blobstore.importer.rules import Rule, RuleBook, escape_name
 from blobstore.io.workers import Progress, start_progress
 from blobstore.source.inventory import Inventory
 from blobstore.source.weights import FetchOptions
@@ -72,7 +72,7 @@ class Candidate:
         kind, size = quantization.quant_type, quantization.group_size
         return (Rule(pattern, kind, size) for pattern in self.patterns)
 
-    def measured(self, errors: Sequence[Mapping[Any, float]]) -> Candidate:
+    def with_errors(self, errors: Sequence[Mapping[Any, float]]) -> Candidate:
         nbytes = {
             kind: size
             for kind, size in self.nbytes.items()
@@ -111,7 +111,7 @@ def candidates_of(inventory: Inventory, options: ImportOptions) -> list[Candidat
     together = form_of_experts(inventory.config, options) is Experts.PACKED
     candidates = []
     for blob in plan_blobs(inventory, undecided):
-        laid_out = (tensor.laid_out(turned) for tensor in blob.tensors)
+        laid_out = (tensor.as_quantized(turned) for tensor in blob.tensors)
         tensors = tuple(tensor for tensor in laid_out if is_wanted(tensor))
         for members in [tensors] if together and tensors else [(tensor,) for tensor in tensors]:
             nbytes: dict[Quantization | None, int] = {
@@ -176,8 +176,8 @@ def _patterns(blob: PlannedBlob, members: tuple[OutputTensor, ...]) -> tuple[str
     names = {tensor.name for tensor in members}
     grouped = len(members) > 1 and all(group_of(name) == blob.name for name in names)
     if grouped and all(tensor.name in names or len(tensor.shape) < 2 for tensor in blob.tensors):  # noqa: PLR2004
-        return (f"{escaped(blob.name)}.*",)
-    return tuple(escaped(tensor.name) for tensor in members)
+        return (f"{escape_name(blob.name)}.*",)
+    return tuple(escape_name(tensor.name) for tensor in members)
 
 
 _ROUNDS = 8
@@ -304,7 +304,7 @@ def _measure(
     shown = start_progress(progress, sum(question.source_bytes for question in questions))
     errors = iter(measure(questions, options, jobs, shown, fetch))
     return tuple(
-        candidate.measured([next(errors) for _ in candidate.tensors]) for candidate in candidates
+        candidate.with_errors([next(errors) for _ in candidate.tensors]) for candidate in candidates
     )
 
 

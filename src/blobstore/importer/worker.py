@@ -39,7 +39,7 @@ from blobstore.importer.run import (
     name_for,
     publish_plan,
 )
-from blobstore.importer.schedule import grouped
+from blobstore.importer.schedule import batches
 from blobstore.importer.writing import Means, WrittenBlobs
 from blobstore.io.durable import make_folder, os_errors, read_own, replace_file
 from blobstore.io.workers import Progress, each, no_progress, start_progress, threads
@@ -90,7 +90,7 @@ def tasks_of(plan: ImportPlan) -> tuple[Task, ...]:
     for unit, members in groupby(ordered, key=lambda number: units[extents[number][0][0]]):
         blobs = [plan.blobs[number] for number in members]
         is_whole = files[unit].declared is not None
-        portions = grouped(blobs, lambda one: max(one.source_bytes, most // TASK_BLOBS), most)
+        portions = batches(blobs, lambda one: max(one.source_bytes, most // TASK_BLOBS), most)
         for portion in [blobs] if is_whole else portions:
             tasks.append(Task(len(tasks), unit, tuple(portion)))
     return tuple(tasks)
@@ -208,7 +208,7 @@ class SharedPlan:
         value = strictjson.parse_object(raw, what, rule=RULE, limit=_LARGEST)
         try:
             digests = [Digest.parse(one["digest"]) for one in value["blobs"]]
-            blobs = described(task, digests)
+            blobs = blobs_of_task(task, digests)
         except (KeyError, TypeError, ValueError):
             blobs = []
         if raw != self._encode(task, blobs):
@@ -217,7 +217,7 @@ class SharedPlan:
             raise DocumentError(message, rule=RULE, path=str(path), hint=hint)
         return blobs
 
-    def unfinished(
+    def unfinished_tasks(
         self,
         tasks: Iterable[Task],
         session: Session,
@@ -244,7 +244,7 @@ class SharedPlan:
         return unfinished
 
 
-def described(task: Task, digests: Iterable[Digest]) -> list[Descriptor]:
+def blobs_of_task(task: Task, digests: Iterable[Digest]) -> list[Descriptor]:
     """Return the blobs of a task, which have these digests. Raises: ValueError for other counts."""
     return [
         Descriptor(TENSOR_MEDIA_TYPE, digest, planned.size, name=planned.name)
@@ -369,9 +369,11 @@ def work_on_plan(
 def do_tasks(shared: SharedPlan, tasks: Sequence[Task], store: Home, means: Means) -> list[Task]:
     """Do those of some tasks that are not done; return them. Raises: as `work_on_plan`."""
     done: list[Task] = []
-    for group in grouped(tasks, lambda task: task.source_bytes, _AT_ONCE):
+    for group in batches(tasks, lambda task: task.source_bytes, _AT_ONCE):
         with store.session() as session:
-            missing = shared.unfinished(group, session, store, verify=means.verify, jobs=means.jobs)
+            missing = shared.unfinished_tasks(
+                group, session, store, verify=means.verify, jobs=means.jobs
+            )
         nbytes = [sum(task.source_bytes for task in some) for some in (group, missing)]
         means.progress(nbytes[0] - nbytes[1], "")
         made = make_tasks(shared.plan, missing, store, means)
@@ -389,7 +391,7 @@ def make_tasks(
         return []
     planned = [blob for task in tasks for blob in task.blobs]
     digests = iter(make_blobs(plan, planned, store, means))
-    return [described(task, [next(digests) for _ in task.blobs]) for task in tasks]
+    return [blobs_of_task(task, [next(digests) for _ in task.blobs]) for task in tasks]
 
 
 def commit_plan(

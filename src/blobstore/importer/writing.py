@@ -49,7 +49,7 @@ from blobstore.io.budget import allow_open_files
 from blobstore.io.durable import PAGE
 from blobstore.io.workers import Progress, each, no_progress, threads
 from blobstore.source.folders import SourceFile
-from blobstore.source.weights import FetchOptions, SourceReaders, SourceWeight, fetching
+from blobstore.source.weights import FetchOptions, SourceReaders, SourceWeight, open_fetcher
 from blobstore.store.ports import Finished, Session, Writer
 
 _ARITHMETIC = 1
@@ -279,7 +279,7 @@ class _Making:
         count = min(count, len(segments.all))
         largest = max((segment.nbytes for segment in segments.all), default=0)
         allow_open_files(4 * jobs + 3 * len(self.blobs))
-        with fetching(files.values(), self.means.fetch) as fetcher:
+        with open_fetcher(files.values(), self.means.fetch) as fetcher:
             work = FarWork(
                 self.blobs,
                 self.sizes,
@@ -384,4 +384,4 @@ class _Making:
 
     def _finish(self, number: int, blob: Finished) -> None:
         self.finished[number] = blob
-        self.declared.finished(number, blob)
+        self.declared.note_finished(number, blob)

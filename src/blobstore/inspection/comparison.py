@@ -155,7 +155,7 @@ def stored_values(tensor: Tensor, start: int, count: int) -> Array:
     return values_of(run_of(tensor.numpy(), start, count))
 
 
-def measured(
+def errors_between(
     before: Array, after: StoredArray, check: Callable[[Array, Array, Array], None]
 ) -> Errors:
     """Return the errors of flat values, without those that are infinite or NaN on a side.
@@ -394,7 +394,7 @@ def _compare(before: Tensor, after: Tensor, *, error: bool) -> ChangedTensor | N
         odd[0] += int(np.count_nonzero(changed))
 
     for pair in paired_values(before, after):
-        errors += measured(*pair, count)
+        errors += errors_between(*pair, count)
     return ChangedTensor(*facts, ValueErrors(**asdict(errors), odd_values=odd[0]))
 
 

@@ -205,7 +205,7 @@ def inspect_model(name: ModelName, text: str, store: Readable) -> Inspection:
     files: dict[str, InspectedFile] = {}
     tensors: list[LogicalTensor] = []
     for layer in model.weight_layers:
-        with model.opened(layer) as (reader, header, weights):
+        with model.open_layer(layer) as (reader, header, weights):
             file_name = layer.name or str(layer.digest)
             if file_name in files:
                 file_name = str(layer.digest)
@@ -360,5 +360,5 @@ def read_header(path: str | os.PathLike[str], *, token: str | None = None) -> He
         whole = folder if folder.file is not None else folder.as_file()
         if whole is None or whole.file is None:
             raise NotFoundError(f"{folder.name} is not the address of a file", path=folder.name)
-        with whole.reading([whole.file], header_of) as headers:
+        with whole.read_each([whole.file], header_of) as headers:
             return next(headers)

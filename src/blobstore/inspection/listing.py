@@ -111,7 +111,7 @@ def describe(
     return ModelDetails(
         name=name,
         id=manifest.digest,
-        modified=store.manifests.modified(name),
+        modified=store.manifests.modified_at(name),
         size=manifest.size,
         parameters=weights.total(),
         quant_type=model_type(own, weights),
@@ -164,7 +164,7 @@ def _is_described(model: StoredModel, config: Config) -> bool:
     if not isinstance(settings, dict) or "mode" in settings:
         return True
     for layer in model.tensor_layers:
-        with model.opened(layer) as (_, header, tensors):
+        with model.open_layer(layer) as (_, header, tensors):
             if any(tensor.quantization is not None for tensor in tensors):
                 return any(key.endswith("quant_type") for key in header.metadata)
     return True
@@ -276,7 +276,7 @@ def _summaries(store: Readable, new: dict[str, Summary]) -> Callable[[bytes, Dig
             elif missing := missing_blob(raw, present(), is_plain=summary.is_plain):
                 raise NotFoundError(f"blob sha256:{missing} is missing", blob=f"sha256:{missing}")
         except BlobStoreError as error:
-            known[digest.hex] = error.kept()
+            known[digest.hex] = error.without_traceback()
             raise
         sound.add(digest.hex)
         return summary
@@ -295,7 +295,7 @@ def _list_models(
             raw = store.manifests.text(name)
             digest = Digest.of(raw)
             summary = summary_of(raw, digest)
-            modified = store.manifests.modified(name)
+            modified = store.manifests.modified_at(name)
         except BlobStoreError as error:
             with suppress(NotFoundError):  # the model was removed meanwhile, and is not broken
                 store.find(name)

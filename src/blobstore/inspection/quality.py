@@ -34,7 +34,7 @@ from blobstore.inspection.comparison import (
     Errors,
     Figure,
     as_float64,
-    measured,
+    errors_between,
 )
 from blobstore.io.workers import Progress, results_of, start_progress, threads
 from blobstore.kernels.arrays import Array
@@ -339,7 +339,7 @@ def sources_of(model: Model, source: Source) -> Iterator[tuple[Tensor, OutputTen
                 model=str(model.name),
             )
         if tensor.transposed and not made_from.transposed and len(made_from.shape) > 1:
-            made_from = made_from.laid_out({made_from.name})
+            made_from = made_from.as_quantized({made_from.name})
         if not _can_be_made_from(tensor, made_from):
             stored = f"{tensor.type_name} {list(tensor.shape)}"
             there = f"{made_from.dtype} {list(made_from.shape)}"
@@ -373,7 +373,7 @@ def _measure(
             _check_same(tensor, start, chunk)
         else:
             check = partial(_check_odd, tensor, start)
-            errors += measured(chunk, run_of(stored, start, chunk.size), check)
+            errors += errors_between(chunk, run_of(stored, start, chunk.size), check)
         progress(chunk.nbytes, tensor.name)
     quant_type = None if tensor.quant_type is None else str(tensor.quant_type)
     dtype = str(tensor.dtype) if quant_type is None else None

@@ -225,7 +225,7 @@ def _make_missing(path: Path, *, durable: bool) -> None:
             sync_folder(folder.parent)
 
 
-def listed(folder: Path) -> list[os.DirEntry[str]]:
+def list_folder(folder: Path) -> list[os.DirEntry[str]]:
     """Return the entries of a folder, by name; an empty list when it is missing.
 
     Raises: OSError.

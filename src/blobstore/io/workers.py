@@ -111,7 +111,7 @@ def results_of(
 
 
 @contextmanager
-def pooled(
+def run_in_pool(
     items: Sequence[_T], do: Callable[[_T, Cancellation], _R], jobs: int
 ) -> Iterator[Iterator[_R]]:
     """Give what ``do`` makes of each of ``items``, which wait for servers, in their order.

@@ -113,7 +113,7 @@ def array_of(given: Any, what: str) -> Array:
 Change = Callable[[Array], Array]
 
 
-def mapped(
+def map_parts(
     parts: QuantizedArray[Array], change: Change, change_scales: Change | None = None
 ) -> QuantizedArray[Array]:
     """Return the parts with the weight changed; scale and bias alike, or by their own change."""
@@ -134,7 +134,7 @@ def flat_parts(quantized: QuantizedArray[Array]) -> QuantizedArray[Array]:
         raise UsageError(f"the quantization is {quantized.quantization!r}, not a Quantization")
     _check_arrays(quantized)
     _check_shapes(quantized)
-    return mapped(quantized, _flat)
+    return map_parts(quantized, _flat)
 
 
 def _check_arrays(quantized: QuantizedArray[Array]) -> None:

@@ -125,7 +125,7 @@ def active() -> Kernel:
     return _active
 
 
-def chosen(kernel: Kernel | None) -> Kernel:
+def choose_kernel(kernel: Kernel | None) -> Kernel:
     """Return the caller's kernel, or the one in use for None; raise UsageError for other values."""
     if kernel is not None and not isinstance(kernel, Kernel):
         raise UsageError(

@@ -26,10 +26,10 @@ from blobstore.kernels.arrays import (
     array_of,
     dtype_of,
     flat_parts,
-    mapped,
+    map_parts,
     numpy_dtype,
 )
-from blobstore.kernels.native import Kernel, chosen
+from blobstore.kernels.native import Kernel, choose_kernel
 from blobstore.kernels.reference import Comparison
 from blobstore.kernels.scales import (
     BlockRun,
@@ -108,7 +108,7 @@ def quantize(
     if global_scale:
         choice = replace(choice, global_scale=global_scale_of(largest_magnitude(weights)))
         parts = replace(parts, global_scale=np.array([choice.global_scale], np.float32))
-    bad = _quantize_ranges(weights.reshape(-1), parts, choice, jobs, chosen(kernel))
+    bad = _quantize_ranges(weights.reshape(-1), parts, choice, jobs, choose_kernel(kernel))
     if bad >= 0:
         index = tuple(int(i) for i in np.unravel_index(bad, array.shape))
         raise NonFiniteWeightError(
@@ -167,7 +167,7 @@ def group_range(parts: QuantizedArray[Array], start: int, stop: int) -> Quantize
     The parts are contiguous.
     """
     words = parts.group_size * parts.quant_type.bits // 32
-    return mapped(
+    return map_parts(
         parts,
         lambda weight: weight.reshape(-1)[start * words : stop * words],
         lambda part: part.reshape(-1)[start:stop],
@@ -176,7 +176,7 @@ def group_range(parts: QuantizedArray[Array], start: int, stop: int) -> Quantize
 
 def matrix_of(parts: QuantizedArray[Array], number: int) -> QuantizedArray[Array]:
     """Return a matrix of a stack as views; ``number`` counts through the stack's dimensions."""
-    return mapped(parts, lambda part: part.reshape(-1, *part.shape[-2:])[number])
+    return map_parts(parts, lambda part: part.reshape(-1, *part.shape[-2:])[number])
 
 
 def block_of(parts: QuantizedArray[Array], rows: slice, columns: slice) -> QuantizedArray[Array]:
@@ -186,7 +186,7 @@ def block_of(parts: QuantizedArray[Array], rows: slice, columns: slice) -> Quant
     """
     words = slice(*(bound * parts.quant_type.bits // 32 for bound in (columns.start, columns.stop)))
     groups = slice(columns.start // parts.group_size, columns.stop // parts.group_size)
-    return mapped(parts, lambda weight: weight[rows, words], lambda part: part[rows, groups])
+    return map_parts(parts, lambda weight: weight[rows, words], lambda part: part[rows, groups])
 
 
 def quantize_into(
@@ -203,7 +203,7 @@ def quantize_into(
     because it spans more than its dtype can scale; the parts are then what `quantize` returns.
     Else returns -1. A caller tells the two apart by that weight.
     """
-    return chosen(kernel).quantize(weights, parts, choice or ScaleChoice())
+    return choose_kernel(kernel).quantize(weights, parts, choice or ScaleChoice())
 
 
 def dequantize(
@@ -227,7 +227,7 @@ def dequantize(
         raise UsageError(f"values can be float32, bfloat16 or float16, not {wanted}")
     parts = flat_parts(quantized)
     out = np.empty(quantized.shape, numpy_dtype(wanted))
-    dequantize_into(parts, out.reshape(-1), kernel=chosen(kernel))
+    dequantize_into(parts, out.reshape(-1), kernel=choose_kernel(kernel))
     return out
 
 
@@ -235,7 +235,7 @@ def dequantize_into(
     parts: QuantizedArray[Array], out: Array, *, kernel: Kernel | None = None
 ) -> None:
     """Fill ``out`` with the values that `dequantize` returns; arrays are flat and contiguous."""
-    chosen(kernel).dequantize(*_with_factor(parts), out)
+    choose_kernel(kernel).dequantize(*_with_factor(parts), out)
 
 
 def _with_factor(parts: QuantizedArray[Array]) -> tuple[QuantizedArray[Array], float]:
@@ -259,8 +259,10 @@ def compare(
     if weights.size != read.size:
         raise UsageError(f"{weights.size:,} weights are not read back as {read.size:,} values")
     if isinstance(read, QuantizedArray):
-        return chosen(kernel).compare_stored(_floats(weights), *_with_factor(flat_parts(read)))
-    return chosen(kernel).compare(_floats(weights), _floats(read))
+        return choose_kernel(kernel).compare_stored(
+            _floats(weights), *_with_factor(flat_parts(read))
+        )
+    return choose_kernel(kernel).compare(_floats(weights), _floats(read))
 
 
 def _floats(array: Array) -> Array:
@@ -294,7 +296,7 @@ def decode_blocks_into(
     if np.may_share_memory(out, codes) or np.may_share_memory(out, scales):
         raise UsageError("out shares memory with codes or scales")
     if run.count:
-        chosen(kernel).decode_blocks(codes, scales, run, out)
+        choose_kernel(kernel).decode_blocks(codes, scales, run, out)
 
 
 def _check_array(what: str, array: Array, dtypes: tuple[np.dtype[Any], ...], count: int) -> None:

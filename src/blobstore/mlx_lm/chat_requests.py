@@ -97,7 +97,7 @@ class ChatModel:
     beginning: Sequence[Message] = ()
 
 
-def completed(raw: bytes, path: str, served: ChatModel) -> dict[str, Any]:
+def complete_request(raw: bytes, path: str, served: ChatModel) -> dict[str, Any]:
     """Return the document of a request to ``path``: what is given, and the model's defaults.
 
     Raises: UsageError for a request that is not valid, or asks for what is not served;

@@ -34,11 +34,11 @@ from mlx_lm.generate import (
 )
 from mlx_lm.server import ToolCallFormatter, get_system_fingerprint
 
-from blobstore.mlx_lm.chat_requests import CHAT, ChatModel, check_model, completed
+from blobstore.mlx_lm.chat_requests import CHAT, ChatModel, check_model, complete_request
 from blobstore.mlx_lm.conversation import (
     LanguageModel,
     PromptCaches,
-    Stopped,
+    StopRequest,
     StopTexts,
     load_language_model,
     processors,
@@ -82,9 +82,9 @@ class Job:
         self.is_stopped = True
 
     def check(self, done: int, total: int) -> None:
-        """Say that a part of the prompt is computed. Raises: Stopped."""
+        """Say that a part of the prompt is computed. Raises: StopRequest."""
         if self.is_stopped:
-            raise Stopped
+            raise StopRequest
         self.put((done, total))
 
 
@@ -251,8 +251,8 @@ class ChatService:
         return document
 
     def submit(self, path: str, body: bytes, put: Callable[[Event], None]) -> Job:
-        """Begin to answer a request to ``path``, CHAT or TEXT. Raises: as `completed`."""
-        job = Job(path, completed(body, path, self.served), put)
+        """Begin to answer a request to ``path``, CHAT or TEXT. Raises: as `complete_request`."""
+        job = Job(path, complete_request(body, path, self.served), put)
         self._jobs.put(job)
         return job
 
@@ -302,7 +302,7 @@ class ChatService:
             answer = ChatAnswer(job, self._model.tokenizer, prompt)
             begin = self._answer_alone if self._is_alone(job) else self._add_to_batch
             begin(answer, prompt, cache, limit)
-        except Stopped:
+        except StopRequest:
             _log.debug("a client disconnected")
         except Exception as error:  # noqa: BLE001  # it is the answer
             job.put(error)
@@ -399,6 +399,6 @@ def load_service(name: str, *, store: Readable) -> tuple[ChatService, tuple[str,
         name=model.name,
         sampling=replace(model.sampling, seed=seed if seed >= 0 else None),
         vocabulary=len(model.tokenizer),
-        beginning=prompts.beginning(),
+        beginning=prompts.first_messages(),
     )
     return ChatService(model, prompts, served), notes

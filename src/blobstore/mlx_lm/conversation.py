@@ -70,7 +70,7 @@ class PromptCaches:
         self._caches.insert_cache(_KEY, list(tokens), cache)
 
 
-class Stopped(BaseException):  # not an error of mlx-lm
+class StopRequest(BaseException):  # not an error of mlx-lm
     """The answer was stopped, or its reader is gone, while its prompt was computed."""
 
 
@@ -135,7 +135,7 @@ class LanguageModel:
     def _pieces(self, answer: Generation, prompt: list[int], max_tokens: int) -> Iterator[str]:
         def check(_: int, __: int) -> None:
             if answer.is_stopped:
-                raise Stopped
+                raise StopRequest
 
         started, stops = time.monotonic(), StopTexts(self.sampling.stop)
         cache, rest = self._caches.nearest(prompt)
@@ -160,7 +160,7 @@ class LanguageModel:
                         yield piece
                     if reason is not None:
                         break
-        except Stopped:
+        except StopRequest:
             answer.finish_reason = "interrupted"
             return  # its cache is incomplete
         self._caches.keep(prompt, cache)
@@ -232,7 +232,7 @@ class Conversation:
         prompts.check_template()
         self._model = model
         self._prompts = prompts
-        self._beginning = prompts.beginning(system)
+        self._beginning = prompts.first_messages(system)
         self.messages: list[Message] = list(self._beginning)
         self.dropped = 0
 

@@ -172,7 +172,7 @@ class Prompts:
                 " a checkpoint with a chat_template.jinja.",
             )
 
-    def beginning(self, system: str | None = None) -> list[Message]:
+    def first_messages(self, system: str | None = None) -> list[Message]:
         """Return the messages before a conversation: a system text, and those of the model.
 
         ``system`` replaces the model's own; "" removes it. A text that is continued has none.

@@ -42,7 +42,7 @@ from blobstore.formats.provenance import OWN_DOCUMENT
 from blobstore.formats.safetensors.header import TensorEntry
 from blobstore.io.budget import allow_open_files
 from blobstore.io.ranges import BytesReader, MappedFile, OpenReader, is_mapped
-from blobstore.kernels.arrays import Array, QuantizedArray, mapped, numpy_dtype
+from blobstore.kernels.arrays import Array, QuantizedArray, map_parts, numpy_dtype
 from blobstore.names import Digest, ModelName
 from blobstore.store.ports import Readable, check_document_size, checked_bytes
 from blobstore.store.stored import SUFFIXES, StoredTensor
@@ -82,7 +82,7 @@ class MappedBlob:
         return np.frombuffer(self.view(entry), numpy_dtype(entry.dtype), count).reshape(entry.shape)
 
 
-def assembled(stored: StoredTensor, array_of: Callable[[TensorEntry], Any]) -> Any:
+def assemble(stored: StoredTensor, array_of: Callable[[TensorEntry], Any]) -> Any:
     """Return a tensor made of its stored arrays: one array, or a QuantizedArray."""
     arrays = {suffix: array_of(entry) for suffix, entry in stored.entries.items()}
     if stored.quantization is None:
@@ -92,7 +92,7 @@ def assembled(stored: StoredTensor, array_of: Callable[[TensorEntry], Any]) -> A
 
 
 def parts_of(array: Any) -> dict[str, Any]:
-    """Return the stored arrays of a tensor by suffix: the inverse of `assembled`."""
+    """Return the stored arrays of a tensor by suffix: the inverse of `assemble`."""
     if not isinstance(array, QuantizedArray):
         return {"": array}
     parts = (array.weight, array.scale, array.bias, array.global_scale)
@@ -168,7 +168,7 @@ class Tensor(StoredTensor):
         BF16 and FP8 arrays have ml_dtypes' types. Raises: UnsupportedSourceError for F4 and F6 (see
         `raw`).
         """
-        array: StoredArray = assembled(self, self._blob.array)
+        array: StoredArray = assemble(self, self._blob.array)
         return array
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:  # noqa: FBT001  # as NumPy calls it
@@ -228,7 +228,7 @@ class Tensor(StoredTensor):
                 f"invalid index of {quoted(self.name)}: {error}", tensor=self.name
             ) from error
         return kernels.dequantize(
-            mapped(array, lambda part: part.reshape(-1, part.shape[-1])[numbers])
+            map_parts(array, lambda part: part.reshape(-1, part.shape[-1])[numbers])
         )
 
     def torch(self) -> Any:
@@ -239,7 +239,7 @@ class Tensor(StoredTensor):
 
         Raises: UnsupportedSourceError when torch has no such dtype.
         """
-        return assembled(self, self._torch_array)
+        return assemble(self, self._torch_array)
 
     def _torch_array(self, entry: TensorEntry) -> Any:
         torch = _library("torch", "Install the extra: pip install 'blobstore[torch]'.")
@@ -263,7 +263,7 @@ class Tensor(StoredTensor):
 
         Raises: UnsupportedSourceError for a dtype or a dimension that MLX does not have.
         """
-        return assembled(self, self._mlx_array)
+        return assemble(self, self._mlx_array)
 
     def _mlx_array(self, entry: TensorEntry) -> Any:
         if not fits_mlx(entry.dtype, entry.shape):
@@ -302,10 +302,10 @@ class Model(Mapping[str, Tensor]):
         allow_open_files(2 * sum(is_mapped(blob.size) for blob in manifest.descriptors))
         for descriptor in manifest.descriptors:
             if descriptor.media_type != TENSOR_MEDIA_TYPE or descriptor is manifest.config:
-                with self._model.located(descriptor), store.blobs.open(descriptor) as reader:
+                with self._model.naming(descriptor), store.blobs.open(descriptor) as reader:
                     self._documents[descriptor.digest] = MappedFile(reader)
         for layer in layers:
-            with self._model.opened(layer, self._tensors) as (reader, header, tensors):
+            with self._model.open_layer(layer, self._tensors) as (reader, header, tensors):
                 file = TensorBlob.of(layer.digest, reader, header)
                 blob = self._blobs[layer.digest] = MappedBlob(file, MappedFile(reader))
             self._tensors.update((stored.name, Tensor.of(stored, blob)) for stored in tensors)
@@ -494,7 +494,7 @@ def opened_tensor(model: StoredModel, layer: Descriptor, name: str) -> Iterator[
     """
     with model.home.lease():
         model.home.prefetch([layer])
-        with model.opened(layer, ()) as (reader, header, tensors):
+        with model.open_layer(layer, ()) as (reader, header, tensors):
             stored = next((tensor for tensor in tensors if tensor.name == name), None)
             if stored is None:
                 message = f"blob {layer.digest} has no tensor {quoted(name)}"

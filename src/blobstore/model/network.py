@@ -35,9 +35,9 @@ from blobstore.model.loader import Tensor, mlx_of, parts_of
 from blobstore.model.on_mlx_lm import mlx_lm_errors, network_classes, require_mlx_lm
 from blobstore.model.sanitize import (
     Computed,
+    Concatenation,
     Expression,
-    Joined,
-    Offered,
+    Offer,
     Stored,
     evaluate,
     fill,
@@ -92,7 +92,7 @@ class NetworkPlan:
     network: Any
     make_network: Callable[[], Any]
     parameters: tuple[Parameter, ...]
-    offered: Mapping[str, Offered]
+    offered: Mapping[str, Offer]
     tensors: Mapping[str, TensorFacts]
 
     @property
@@ -179,7 +179,7 @@ def _numbers(value: Any, key: str = "") -> Iterator[tuple[str, int]]:
             yield from _numbers(one, name)
 
 
-_HEAD_MARK = Offered("lm_head.scales", Stored("lm_head.scales", ()), DType.F32)
+_HEAD_MARK = Offer("lm_head.scales", Stored("lm_head.scales", ()), DType.F32)
 """A tensor by which ``sanitize`` knows that mlx-lm normalised the head before.
 
 Without it the head would be divided by its norms once more. Source: mlx_lm 0.32.2
@@ -195,8 +195,8 @@ def _has_normalised_head(config: Config, stored: Mapping[str, TensorFacts]) -> b
 
 
 def _fitting(
-    make_network: Callable[[], Any], candidates: Iterable[list[Offered]]
-) -> tuple[Any, dict[str, Offered], dict[str, Expression]]:
+    make_network: Callable[[], Any], candidates: Iterable[list[Offer]]
+) -> tuple[Any, dict[str, Offer], dict[str, Expression]]:
     """Return a network, the first layout that fits it, and its parameters as expressions.
 
     Raises: UnsupportedSourceError with the fault of the first layout, the source's own; as
@@ -215,7 +215,7 @@ def _fitting(
     raise first or AssertionError("there is always a layout")
 
 
-def _sanitized(network: Any, offered: Mapping[str, Offered]) -> dict[str, Expression]:
+def _sanitized(network: Any, offered: Mapping[str, Offer]) -> dict[str, Expression]:
     given = {name: one.expression for name, one in offered.items()}
     if not hasattr(network, "sanitize"):
         return given
@@ -296,7 +296,7 @@ def global_scales_of(expression: Expression) -> list[tuple[str, int]]:
     Empty when an expert is made of several tensors.
     """
     parts: Sequence[Expression] = [expression]
-    if isinstance(expression, Joined) and expression.axis == 0:
+    if isinstance(expression, Concatenation) and expression.axis == 0:
         parts = expression.parts
     scales = [(set(leaves(part)), part.shape[0]) for part in parts]
     if any(len(names) != 1 for names, _ in scales):
@@ -306,7 +306,7 @@ def global_scales_of(expression: Expression) -> list[tuple[str, int]]:
 
 def _scaled_rows(
     made: Mapping[str, Expression],
-    offered: Mapping[str, Offered],
+    offered: Mapping[str, Offer],
     parameter: Callable[[str, Expression], Parameter],
     make_network: Callable[[], Any],
 ) -> dict[str, Parameter]:

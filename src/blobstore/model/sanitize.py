@@ -15,9 +15,9 @@ that affine codes can keep their place under other scales (`row_factors`).
 
 An expression is a tree. Its leaves are stored arrays; its nodes reshape, transpose, slice and join.
 `Computed` stands for everything else: values that no stored array contains. `evaluate` and `fill`
-follow a tree with NumPy, where all nodes but `Joined` are views where NumPy can make them. The same
-tree holds for the arrays of a quantized tensor when no node splits a group: `in_units` gives it for
-codes and for scales.
+follow a tree with NumPy, where all nodes but `Concatenation` are views if NumPy can make them. The
+same tree holds for the arrays of a quantized tensor when no node splits a group: `in_units` gives
+it for codes and for scales.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Stored:
 
 
 @dataclass(frozen=True, slots=True)
-class Reshaped:
+class Reshape:
     """The same values in the same order, in another shape."""
 
     of: Expression
@@ -59,7 +59,7 @@ class Reshaped:
 
 
 @dataclass(frozen=True, slots=True)
-class Transposed:
+class Transposition:
     """Dimension ``i`` is dimension ``axes[i]`` of ``of``."""
 
     of: Expression
@@ -68,7 +68,7 @@ class Transposed:
 
 
 @dataclass(frozen=True, slots=True)
-class Sliced:
+class Slice:
     """The indices that ``ranges`` give, one range a dimension."""
 
     of: Expression
@@ -77,7 +77,7 @@ class Sliced:
 
 
 @dataclass(frozen=True, slots=True)
-class Joined:
+class Concatenation:
     """Arrays one after the other along ``axis``."""
 
     parts: tuple[Expression, ...]
@@ -93,31 +93,31 @@ class Computed:
     shape: Shape
 
 
-Expression = Stored | Reshaped | Transposed | Sliced | Joined | Computed
+Expression = Stored | Reshape | Transposition | Slice | Concatenation | Computed
 
 
-def reshaped(of: Expression, shape: Sequence[int]) -> Expression:
+def reshape(of: Expression, shape: Sequence[int]) -> Expression:
     """Return ``of`` in another shape."""
     shape = tuple(shape)
     if shape == of.shape:
         return of
     if isinstance(of, Computed):
         return Computed(of.of, shape)
-    return reshaped(of.of, shape) if isinstance(of, Reshaped) else Reshaped(of, shape)
+    return reshape(of.of, shape) if isinstance(of, Reshape) else Reshape(of, shape)
 
 
-def transposed(of: Expression, axes: Sequence[int]) -> Expression:
+def transpose(of: Expression, axes: Sequence[int]) -> Expression:
     """Return ``of`` with its dimensions in the order of ``axes``."""
     axes = tuple(axes)
     shape = tuple(of.shape[axis] for axis in axes)
     if isinstance(of, Computed):
         return Computed(of.of, shape)
-    if isinstance(of, Transposed):
-        return transposed(of.of, [of.axes[axis] for axis in axes])
-    return of if axes == tuple(range(len(axes))) else Transposed(of, axes, shape)
+    if isinstance(of, Transposition):
+        return transpose(of.of, [of.axes[axis] for axis in axes])
+    return of if axes == tuple(range(len(axes))) else Transposition(of, axes, shape)
 
 
-def sliced(of: Expression, ranges: Sequence[range]) -> Expression:
+def take(of: Expression, ranges: Sequence[range]) -> Expression:
     """Return a part of ``of``: the indices of ``ranges``, in steps of at least 1.
 
     Slicing moves inside a transposition, so that a second transposition cancels the first: mlx-lm
@@ -129,18 +129,18 @@ def sliced(of: Expression, ranges: Sequence[range]) -> Expression:
         return Computed(of.of, shape)
     if shape == of.shape:
         return of
-    if isinstance(of, Transposed):
-        inner = sliced(of.of, [ranges[of.axes.index(axis)] for axis in range(len(of.axes))])
-        return transposed(inner, of.axes)
-    return Sliced(of, tuple(ranges), shape)
+    if isinstance(of, Transposition):
+        inner = take(of.of, [ranges[of.axes.index(axis)] for axis in range(len(of.axes))])
+        return transpose(inner, of.axes)
+    return Slice(of, tuple(ranges), shape)
 
 
 def row_range(of: Expression, begin: int, end: int) -> Expression:
     """Return ``of[begin:end]``."""
-    return sliced(of, (range(begin, end), *map(range, of.shape[1:])))
+    return take(of, (range(begin, end), *map(range, of.shape[1:])))
 
 
-def joined(parts: Sequence[Expression], axis: int) -> Expression:
+def join(parts: Sequence[Expression], axis: int) -> Expression:
     """Return ``parts`` one after the other along ``axis``.
 
     Consecutive rows of one array become one slice of it again.
@@ -156,7 +156,7 @@ def joined(parts: Sequence[Expression], axis: int) -> Expression:
         merged.append(whole or part)
     if len(merged) == 1:
         return merged[0]
-    return Joined(tuple(merged), axis, _joined_shape(merged, axis))
+    return Concatenation(tuple(merged), axis, _joined_shape(merged, axis))
 
 
 def _joined_shape(parts: Sequence[Expression], axis: int) -> Shape:
@@ -174,12 +174,12 @@ def _rows_together(one: Expression, other: Expression) -> Expression | None:
 def _rows_of(expression: Expression) -> tuple[Expression, range] | None:
     # An expert is a row that lost its first dimension, and gets it back when it is stacked.
     if (
-        isinstance(expression, Reshaped)
-        and isinstance(expression.of, Sliced)
+        isinstance(expression, Reshape)
+        and isinstance(expression.of, Slice)
         and expression.shape == expression.of.shape
     ):
         expression = expression.of
-    if not isinstance(expression, Sliced):
+    if not isinstance(expression, Slice):
         return None
     of, rows = expression.of, expression.ranges[0]
     is_rows = expression.shape[1:] == of.shape[1:] and rows.step == 1
@@ -193,7 +193,7 @@ def leaves(expression: Expression) -> Iterator[str]:
             yield name
         case Computed(of):
             yield from sorted(of)
-        case Joined(parts):
+        case Concatenation(parts):
             for part in parts:
                 yield from leaves(part)
         case _:
@@ -211,23 +211,23 @@ def in_units(expression: Expression, group: int, unit: int) -> Expression | None
     shape = (*expression.shape[:-1], expression.shape[-1] // unit)
     if isinstance(expression, Stored):
         return Stored(expression.name, shape)
-    if isinstance(expression, Joined):
+    if isinstance(expression, Concatenation):
         scaled = [in_units(part, group, unit) for part in expression.parts]
         whole = [part for part in scaled if part is not None]
-        return joined(whole, expression.axis) if len(whole) == len(scaled) else None
+        return join(whole, expression.axis) if len(whole) == len(scaled) else None
     inner = in_units(expression.of, group, unit)
     if inner is None:
         return None
     made: Expression | None = None
     match expression:
-        case Reshaped():
-            made = reshaped(inner, shape)
-        case Transposed(_, axes) if axes[-1] == len(axes) - 1:
-            made = transposed(inner, axes)
-        case Sliced(_, (*rest, last)) if last.step == 1 and not (
+        case Reshape():
+            made = reshape(inner, shape)
+        case Transposition(_, axes) if axes[-1] == len(axes) - 1:
+            made = transpose(inner, axes)
+        case Slice(_, (*rest, last)) if last.step == 1 and not (
             last.start % group or last.stop % group
         ):
-            made = sliced(inner, (*rest, range(last.start // unit, last.stop // unit)))
+            made = take(inner, (*rest, range(last.start // unit, last.stop // unit)))
     return made
 
 
@@ -236,14 +236,14 @@ def evaluate(expression: Expression, arrays: Arrays) -> Array:
     match expression:
         case Stored(name):
             return arrays(name)
-        case Reshaped(of, shape):
+        case Reshape(of, shape):
             return evaluate(of, arrays).reshape(shape)
-        case Transposed(of, axes):
+        case Transposition(of, axes):
             return evaluate(of, arrays).transpose(axes)
-        case Sliced(of, ranges):
+        case Slice(of, ranges):
             index = tuple(slice(one.start, one.stop, one.step) for one in ranges)
             return evaluate(of, arrays)[index]
-        case Joined(parts, axis):
+        case Concatenation(parts, axis):
             return np.concatenate([evaluate(part, arrays) for part in parts], axis)
         case Computed():
             raise ValueError("computed values are not in any stored array")
@@ -252,13 +252,13 @@ def evaluate(expression: Expression, arrays: Arrays) -> Array:
 def fill(out: Array, expression: Expression, arrays: Arrays) -> None:
     """Write the array into ``out``; each part of a join is copied once, to its place."""
     match expression:
-        case Joined(parts, axis):
+        case Concatenation(parts, axis):
             begin = 0
             for part in parts:
                 end = begin + part.shape[axis]
                 fill(out[(*[slice(None)] * axis, slice(begin, end))], part, arrays)
                 begin = end
-        case Reshaped(of) if isinstance(of, Joined) and out.flags.c_contiguous:
+        case Reshape(of) if isinstance(of, Concatenation) and out.flags.c_contiguous:
             fill(out.reshape(of.shape), of, arrays)
         case _:
             np.copyto(out, evaluate(expression, arrays))
@@ -272,15 +272,15 @@ def runs(expression: Expression) -> list[tuple[str, int, int]] | None:
     match expression:
         case Stored(name, shape):
             return [(name, 0, math.prod(shape))]
-        case Reshaped(of):
+        case Reshape(of):
             return runs(of)
-        case Sliced(of, ranges) if _rows_of(expression) is not None:
+        case Slice(of, ranges) if _rows_of(expression) is not None:
             pieces = runs(of)
             if pieces is not None and len(pieces) == 1:
                 name, first, _ = pieces[0]
                 start = first + ranges[0].start * math.prod(of.shape[1:])
                 return [(name, start, math.prod(expression.shape))]
-        case Joined(parts, axis) if axis == 0:
+        case Concatenation(parts, axis) if axis == 0:
             each = [runs(part) for part in parts]
             if None not in each:
                 return [run for one in each for run in one or ()]
@@ -295,7 +295,7 @@ _tracing = threading.Lock()
 
 
 @dataclass(frozen=True, slots=True)
-class Offered:
+class Offer:
     """One tensor of a layout: its name there, its expression over stored tensors, its dtype."""
 
     name: str
@@ -319,7 +319,7 @@ def mlx_dtype(dtype: DType) -> Any:
 
 def layouts(
     tensors: Iterable[TensorFacts], source_names: Container[str] | None
-) -> Iterator[list[Offered]]:
+) -> Iterator[list[Offer]]:
     """Yield the layouts to try.
 
     First the source's, then those with ``.weight`` after the names of quantized tensors.
@@ -337,22 +337,22 @@ def layouts(
     yield [_whole(one) for one in stored]
 
 
-def _as_in_source(tensor: TensorFacts, source_names: Container[str] | None) -> Iterator[Offered]:
+def _as_in_source(tensor: TensorFacts, source_names: Container[str] | None) -> Iterator[Offer]:
     whole: Expression = Stored(tensor.name, tensor.shape)
     if tensor.transposed:
         rank = len(tensor.shape)
-        whole = transposed(whole, (*range(rank - 2), rank - 1, rank - 2))
+        whole = transpose(whole, (*range(rank - 2), rank - 1, rank - 2))
     experts = _expert_names(tensor, source_names)
     if not experts:
-        yield Offered(tensor.name, whole, tensor.dtype)
+        yield Offer(tensor.name, whole, tensor.dtype)
     for number, name in enumerate(experts):
-        expert = reshaped(row_range(whole, number, number + 1), whole.shape[1:])
-        yield Offered(name, expert, tensor.dtype)
+        expert = reshape(row_range(whole, number, number + 1), whole.shape[1:])
+        yield Offer(name, expert, tensor.dtype)
 
 
-def _whole(tensor: TensorFacts) -> Offered:
+def _whole(tensor: TensorFacts) -> Offer:
     name = tensor.name + (_WEIGHT if _is_bare(tensor) else "")
-    return Offered(name, Stored(tensor.name, tensor.shape), tensor.dtype)
+    return Offer(name, Stored(tensor.name, tensor.shape), tensor.dtype)
 
 
 def _is_bare(tensor: TensorFacts) -> bool:
@@ -446,15 +446,15 @@ def _outputs(
     is_known = inputs and not any(isinstance(one, Computed) for one in inputs)
     match event["name"] if is_known else "":
         case "Reshape" | "Flatten" | "Unflatten" | "ExpandDims" | "Squeeze":
-            moved = [reshaped(inputs[0], shape)]
+            moved = [reshape(inputs[0], shape)]
         case "Copy" | "StopGradient":
             moved = inputs[:1]
         case "Transpose":
-            moved = [transposed(inputs[0], arguments[0])]
+            moved = [transpose(inputs[0], arguments[0])]
         case "Slice" if all(stride > 0 for stride in arguments[2]):
-            moved = [sliced(inputs[0], list(map(range, *arguments)))]
+            moved = [take(inputs[0], list(map(range, *arguments)))]
         case "Concatenate" if len(inputs) == len(keys):
-            moved = [joined(inputs, arguments[0] % len(shape))]
+            moved = [join(inputs, arguments[0] % len(shape))]
         case "Split":
             moved = list(_split(inputs[0], *arguments))
         case "Gather" if len(inputs) == 1 and tuple(arguments[0]) == (0,):
@@ -470,7 +470,7 @@ def _split(of: Expression, places: Iterable[int], axis: int) -> Iterator[Express
     for begin, end in itertools.pairwise([0, *places, of.shape[axis]]):
         ranges = [*map(range, of.shape)]
         ranges[axis] = range(begin, end)
-        yield sliced(of, ranges)
+        yield take(of, ranges)
 
 
 def _rows(of: Expression, index: Any, shape: Shape) -> list[Expression]:
@@ -480,7 +480,7 @@ def _rows(of: Expression, index: Any, shape: Shape) -> list[Expression]:
     if first < 0 or numbers != list(range(first, first + len(numbers))):
         return []
     rows = row_range(of, first, first + len(numbers))
-    return [reshaped(rows, shape)] if math.prod(rows.shape) == math.prod(shape) else []
+    return [reshape(rows, shape)] if math.prod(rows.shape) == math.prod(shape) else []
 
 
 _SAME = 1e-5

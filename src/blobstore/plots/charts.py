@@ -23,7 +23,7 @@ from blobstore.plots.specification import (
     specification,
     tip_of,
 )
-from blobstore.plots.treemap import FIRST_NUMBER, LONGEST, WEIGHT, natural, starred
+from blobstore.plots.treemap import FIRST_NUMBER, LONGEST, WEIGHT, group_name, natural
 from blobstore.store.care.usage import ModelUsage
 from blobstore.views.quantities import count, counted, printable, size
 
@@ -81,7 +81,7 @@ def layer_and_projection(name: str) -> tuple[int | None, str]:
     match = FIRST_NUMBER.search(name)
     if match is None:
         return None, name
-    return int(match[0]), f"{name[: match.start()]}*{starred(name[match.end() :])}"
+    return int(match[0]), f"{name[: match.start()]}*{group_name(name[match.end() :])}"
 
 
 def cells(tensors: Iterable[TensorError]) -> list[Cell]:
@@ -330,7 +330,7 @@ def frontier(models: Iterable[ModelPoint]) -> Specification:
     )
 
 
-def shared(models: Iterable[ModelUsage]) -> Specification:
+def unique_and_shared(models: Iterable[ModelUsage]) -> Specification:
     """Return the unique and the shared bytes of each model, the largest first.
 
     Models beyond the forty largest are left out of the picture, those without sizes of the table

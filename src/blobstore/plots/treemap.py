@@ -68,14 +68,14 @@ def natural(place: Sequence[object]) -> list[list[tuple[int, str]]]:
     ]
 
 
-def starred(name: str) -> str:
+def group_name(name: str) -> str:
     """Return a name with a star for each part that is a number."""
     return _NUMBER.sub("*", name)
 
 
 _COARSENESS: tuple[Callable[[str], str], ...] = (
     lambda part: part,
-    lambda part: starred("." + part)[1:],
+    lambda part: group_name("." + part)[1:],
     lambda part: part.partition(".")[0],
     lambda _: "",
 )

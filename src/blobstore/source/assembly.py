@@ -493,7 +493,7 @@ def _own(match: _Found) -> SourceWeight:
     metadata = match.tensors[match.name].file.metadata
     prefix = f"{match.name}." if f"{match.name}.quant_type" in metadata else ""
     try:
-        quantization = Quantization.described(metadata, prefix)
+        quantization = Quantization.from_metadata(metadata, prefix)
     except KeyError:
         raise _refusal(match, "the metadata of its file do not say how it was quantized") from None
     except UsageError as error:

@@ -45,7 +45,7 @@ from blobstore.errors import (
     UnsupportedSourceError,
     quoted,
 )
-from blobstore.formats.provenance import LeftOut
+from blobstore.formats.provenance import Omission
 from blobstore.formats.safetensors.header import Header, header_of
 from blobstore.formats.strictjson import parse_object
 from blobstore.io.budget import MAX_TEXT
@@ -161,7 +161,7 @@ def headers(
     def read(reader: SourceReader) -> tuple[SourceReader, Header]:
         return reader, header_of(reader, folder.budget, first_nbytes=FIRST_READ)
 
-    return folder.reading(names, read)
+    return folder.read_each(names, read)
 
 
 def read_index(folder: Folder, name: str = INDEX_NAME) -> ShardIndex:
@@ -445,7 +445,7 @@ class KeptFile:
 
 def other_files(
     folder: Folder, own: Collection[str], without: Folder | None = None
-) -> tuple[tuple[KeptFile, ...], tuple[LeftOut, ...]]:
+) -> tuple[tuple[KeptFile, ...], tuple[Omission, ...]]:
     """Return the kept and the left out files of ``folder``, each sorted by name.
 
     They are all except the names ``own`` and the folder ``without``, a draft model.
@@ -456,7 +456,7 @@ def other_files(
     walk = _Walk(folder, frozenset(own), without.key.rstrip("/") if without is not None else None)
     walk.run()
     if folder.names() is None:
-        walk.left_out.append(LeftOut("files of other names", UNLISTED))
+        walk.left_out.append(Omission("files of other names", UNLISTED))
     kept = sorted(walk.kept, key=lambda file: file.name)
     return tuple(kept), tuple(sorted(walk.left_out, key=lambda file: file.name))
 
@@ -469,7 +469,7 @@ class _Walk:
     own: frozenset[str]
     without: str | None
     kept: list[KeptFile] = field(default_factory=list)
-    left_out: list[LeftOut] = field(default_factory=list)
+    left_out: list[Omission] = field(default_factory=list)
     entries: int = 0
     nbytes: int = 0
 
@@ -494,7 +494,7 @@ class _Walk:
         if len(entries) > MAX_ENTRIES:
             first = _printable(entries[MAX_ENTRIES].name)
             self.left_out.append(
-                LeftOut(f"{first} and what follows", _BEYOND, len(entries) - MAX_ENTRIES)
+                Omission(f"{first} and what follows", _BEYOND, len(entries) - MAX_ENTRIES)
             )
         store = _STORE if {entry.name for entry in entries} >= _STORE else ()
         folders = []
@@ -535,7 +535,7 @@ class _Walk:
         return False
 
     def _leave(self, name: str, reason: str) -> bool:
-        self.left_out.append(LeftOut(_printable(name), reason))
+        self.left_out.append(Omission(_printable(name), reason))
         return False
 
 

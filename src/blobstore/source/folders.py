@@ -46,7 +46,7 @@ from blobstore.io.ranges import (
     SourceReader,
     real_path,
 )
-from blobstore.io.workers import pooled
+from blobstore.io.workers import run_in_pool
 from blobstore.names import Digest, relative_path
 
 _T = TypeVar("_T")
@@ -178,7 +178,7 @@ class Folder(Closing, ABC):
         """
 
     @abstractmethod
-    def reading(
+    def read_each(
         self, names: Sequence[str], read: Callable[[SourceReader], _T]
     ) -> AbstractContextManager[Iterator[_T]]:
         """Give the results of ``read`` for a reader of each file, in the order of ``names``.
@@ -332,7 +332,7 @@ class LocalFolder(Folder):
         return reader
 
     @contextmanager
-    def reading(
+    def read_each(
         self, names: Sequence[str], read: Callable[[FileReader], _T]
     ) -> Iterator[Iterator[_T]]:
         yield map(partial(self._read_one, read), names)
@@ -450,17 +450,17 @@ class BucketFolder(Folder):
         etag, _, size = identity.key.rpartition(" ")
         return ObjectReader(self.bucket, key, int(size), ObjectVersion(etag), identity)
 
-    def reading(
+    def read_each(
         self, names: Sequence[str], read: Callable[[ObjectReader], _T]
     ) -> AbstractContextManager[Iterator[_T]]:
-        return pooled(names, lambda name, _: read(self.open(name)), _AT_ONCE)
+        return run_in_pool(names, lambda name, _: read(self.open(name)), _AT_ONCE)
 
     def read_all(self, names: Sequence[str], limit: int) -> dict[str, bytes]:
         """Return small objects' bytes by name; several are read at once.
 
         They are of the versions that were listed, if they were.
         """
-        with pooled(names, lambda name, _: self._read(name, limit), _AT_ONCE) as read:
+        with run_in_pool(names, lambda name, _: self._read(name, limit), _AT_ONCE) as read:
             return dict(zip(names, read, strict=True))
 
     def _read(self, name: str, limit: int) -> bytes:

@@ -27,7 +27,7 @@ from blobstore.errors import (
 )
 from blobstore.formats.checkpoint import CONFIG_NAME, FILE_TYPE, SourceConfig
 from blobstore.formats.documents import MAX_DOCUMENT
-from blobstore.formats.provenance import LeftOut
+from blobstore.formats.provenance import Omission
 from blobstore.formats.quant import QuantType
 from blobstore.formats.safetensors.header import Header
 from blobstore.io.budget import Budget
@@ -81,7 +81,7 @@ class Inventory:
     documents: Mapping[str, bytes]
     config: SourceConfig | None
     kept: tuple[KeptFile, ...] = ()
-    left_out: tuple[LeftOut, ...] = ()
+    left_out: tuple[Omission, ...] = ()
 
     @cached_property
     def weights(self) -> tuple[SourceWeight, ...]:

@@ -36,7 +36,7 @@ from blobstore.errors import (
 )
 from blobstore.formats import strictjson
 from blobstore.io.budget import Budget, Cancellation, RequestLimits
-from blobstore.io.http.remote_files import Remote, RemoteFile, changed
+from blobstore.io.http.remote_files import Remote, RemoteFile, changed_error
 from blobstore.io.http.web_addresses import WebAddress
 from blobstore.io.ranges import UNKNOWN_SIZE, Identity
 from blobstore.names import Digest, relative_path
@@ -160,7 +160,7 @@ class WebFolder(Folder):
     def open(self, name: str, identity: Identity | None = None) -> RemoteFile:
         file = self._open_remote(self.url(name))
         if identity not in (None, file.identity):
-            raise changed(file.name)
+            raise changed_error(file.name)
         return file
 
     def _open_remote(self, url: str, limits: RequestLimits | None = None) -> RemoteFile:
@@ -191,7 +191,7 @@ class WebFolder(Folder):
             )
         return Found(file.size, WebIdentity(f"{validator} {file.size}"))
 
-    def reading(
+    def read_each(
         self, names: Sequence[str], read: Callable[[RemoteFile], _T]
     ) -> AbstractContextManager[Iterator[_T]]:
 

@@ -514,7 +514,7 @@ class RateLimit:
 
 
 @contextmanager
-def fetching(files: Iterable[SourceFile], options: FetchOptions) -> Iterator[Fetcher]:
+def open_fetcher(files: Iterable[SourceFile], options: FetchOptions) -> Iterator[Fetcher]:
     """Give a fetcher of these files, which is cancelled at the end of the block."""
     fetcher = Fetcher(options)
     for file in files:

@@ -30,7 +30,7 @@ from pathlib import Path
 from blobstore.errors import BlobStoreError, NotFoundError
 from blobstore.io.durable import (
     append_file,
-    listed,
+    list_folder,
     make_folder,
     os_errors,
     read_own,
@@ -246,7 +246,7 @@ class ResultFolder:
         folder = self._folder / "quality"
         if not (self._folder.is_symlink() or folder.is_symlink()):  # else another program's
             with suppress(OSError):
-                for entry in listed(folder):
+                for entry in list_folder(folder):
                     is_needed = entry.name.removesuffix(".json") in manifests
                     if _KEY.match(entry.name) and not is_needed:
                         Path(entry.path).unlink()

@@ -99,8 +99,8 @@ class _Manifests(Manifests):
     def text(self, name: ModelName) -> bytes:
         return self.home_of(name).manifests.text(name)
 
-    def modified(self, name: ModelName) -> datetime | None:
-        return self.home_of(name).manifests.modified(name)
+    def modified_at(self, name: ModelName) -> datetime | None:
+        return self.home_of(name).manifests.modified_at(name)
 
 
 class _Signatures:

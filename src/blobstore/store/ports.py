@@ -55,7 +55,7 @@ from blobstore.store.sessions import (
     check_expected as check_expected,
     check_reader_size as check_reader_size,
     checked_bytes as checked_bytes,
-    damaged as damaged,
+    mismatch_error as mismatch_error,
     name_among as name_among,
     of_size as of_size,
     other_spelling as other_spelling,
@@ -157,9 +157,9 @@ class Manifests(Protocol):
         except NotFoundError:
             return None  # it was removed after the names were read
         except BlobStoreError as error:
-            return error.kept()
+            return error.without_traceback()
 
-    def modified(self, name: ModelName) -> datetime | None:
+    def modified_at(self, name: ModelName) -> datetime | None:
         """Return when the manifest was written, None if that is unknown."""
         del name
         return None  # else mypy takes it for abstract
@@ -394,7 +394,7 @@ class Care:
     def digests(self) -> AbstractSet[str]:
         return self.home.blobs.digests()
 
-    def listed(self) -> AbstractSet[str]:
+    def digests_in_folder(self) -> AbstractSet[str]:
         """Return all that have names of blobs, and should be blobs."""
         return self.digests()
 

@@ -107,7 +107,7 @@ class KnownNeeds:
                 needs = self._known.get(key)
                 self._found[key] = self._read(raw, "the manifest") if needs is None else needs
             except BlobStoreError as error:
-                self._found[key] = error.kept()
+                self._found[key] = error.without_traceback()
         return self._found[key]
 
     @property

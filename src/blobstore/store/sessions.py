@@ -268,7 +268,7 @@ def check_document_size(descriptor: Descriptor) -> None:
         raise LimitExceededError(message, blob=str(descriptor.digest))
 
 
-def damaged(digest: Digest) -> DigestMismatchError:
+def mismatch_error(digest: Digest) -> DigestMismatchError:
     """Return the error of a blob whose bytes do not match its digest."""
     message = f"blob {digest} is damaged: its bytes do not match its digest"
     return DigestMismatchError(message, blob=str(digest))
@@ -277,7 +277,7 @@ def damaged(digest: Digest) -> DigestMismatchError:
 def checked_bytes(data: bytes, digest: Digest) -> bytes:
     """Return ``data``. Raises: DigestMismatchError if they do not match the digest."""
     if Digest.of(data) != digest:
-        raise damaged(digest)
+        raise mismatch_error(digest)
     return data
 
 

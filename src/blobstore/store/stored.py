@@ -201,7 +201,7 @@ def _check_transposed(tensor: StoredTensor, metadata: Mapping[str, str]) -> None
 
 def _quantization_in(name: str, metadata: Mapping[str, str], prefix: str) -> Quantization:
     try:
-        return Quantization.described(metadata, prefix)
+        return Quantization.from_metadata(metadata, prefix)
     except UsageError as error:
         text, size = metadata[f"{prefix}quant_type"], metadata.get(f"{prefix}group_size", "")
         raise UnsupportedSourceError(

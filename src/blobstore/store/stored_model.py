@@ -24,7 +24,7 @@ from blobstore.io.budget import Budget
 from blobstore.io.ranges import FileReader, Identity, OpenReader, digests_of
 from blobstore.io.workers import each, threads
 from blobstore.names import Digest, ModelName
-from blobstore.store.ports import Readable, checked_bytes, damaged
+from blobstore.store.ports import Readable, checked_bytes, mismatch_error
 from blobstore.store.stored import Settings, StoredTensor, stored_tensors
 
 _HEAD = 4096
@@ -129,7 +129,7 @@ class StoredModel:
         layers, seen = self.manifest.tensor_layers, set()
         for layer in layers:
             if layer.digest in seen:
-                with self.located(layer):
+                with self.naming(layer):
                     raise CorruptDataError("the manifest names it twice, and so its tensors")
             seen.add(layer.digest)
         return layers
@@ -143,7 +143,7 @@ class StoredModel:
         return layers
 
     @contextmanager
-    def opened(
+    def open_layer(
         self, layer: Descriptor, known: Container[str] | None = None
     ) -> Iterator[tuple[OpenReader, Header, list[StoredTensor]]]:
         """Yield a blob of tensors: an open reader, its validated header, and its tensors.
@@ -154,7 +154,7 @@ class StoredModel:
         Raises: NotFoundError, CorruptDataError, LimitExceededError, StorageError; as
         `stored_tensors`; whatever the block raises, with the model and the blob.
         """
-        with self.located(layer), self.home.blobs.open(layer) as reader:
+        with self.naming(layer), self.home.blobs.open(layer) as reader:
             header = header_of(reader, self._budget, first_nbytes=_HEAD)
             if known is not None:
                 header.check_limits(reader.name)
@@ -188,12 +188,12 @@ class StoredModel:
         ``settings`` replaces those of config.json.
         """
         if header is None:
-            with self.opened(layer) as (_, _, tensors):
+            with self.open_layer(layer) as (_, _, tensors):
                 return tensors
         try:
             return list(stored_tensors(header, settings or self._settings))
         except BlobStoreError:
-            with self.located(layer):
+            with self.naming(layer):
                 raise
 
     def verify(
@@ -212,19 +212,19 @@ class StoredModel:
             with ExitStack() as files:
                 readers = []
                 for layer in some:
-                    with self.located(layer):
+                    with self.naming(layer):
                         readers.append(files.enter_context(opened(layer)))
                 for layer, digest in zip(some, digests_of(readers), strict=True):
-                    with self.located(layer):
+                    with self.naming(layer):
                         if isinstance(digest, BlobStoreError):
                             raise digest
                         if digest != layer.digest:
-                            raise damaged(layer.digest)
+                            raise mismatch_error(layer.digest)
 
         each(sets, check, min(jobs, len(sets)), name="verify")
 
     def read(self, layer: Descriptor) -> bytes:
-        with self.located(layer):
+        with self.naming(layer):
             return self._read(layer)
 
     def document(self, name: str) -> bytes | None:
@@ -252,7 +252,7 @@ class StoredModel:
         return None if raw is None else Provenance.parse(raw)
 
     @contextmanager
-    def located(self, layer: Descriptor) -> Iterator[None]:
+    def naming(self, layer: Descriptor) -> Iterator[None]:
         """Add the model and the blob to errors of the block, in their message and fields."""
         try:
             yield

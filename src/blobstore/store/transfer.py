@@ -54,7 +54,7 @@ class Amount:
 
 
 @dataclass(frozen=True, slots=True)
-class Transferred:
+class TransferResult:
     """A model that was copied from one store to another.
 
     ``blobs`` and ``nbytes``: the numbers of blobs and bytes, by how they reached the target.
@@ -113,7 +113,7 @@ def transfer(
     jobs: int | None = None,
     progress: Progress | None = None,
     policy: SignaturePolicy | None = None,
-) -> list[Transferred]:
+) -> list[TransferResult]:
     """Copy models from ``source`` to ``target``, with their raw manifests; return what was copied.
 
     Signatures are copied too, if both homes keep them.
@@ -143,12 +143,12 @@ def transfer(
         )
     workers = threads(jobs)
 
-    def copy(old: ModelName, new: ModelName) -> Transferred:
+    def copy(old: ModelName, new: ModelName) -> TransferResult:
         with source.lease(), target.session(name=new) as session:
             manifest = source.manifests.read(old)
             check(manifest, str(old))
             signatures = _signatures(source, old, manifest.digest, policy)
-            with kept_for_the_next(session):
+            with keep_for_the_next(session):
                 took = add_missing(session, manifest, source, workers, progress)
                 added = 0
                 if signatures and target.signatures is not None:
@@ -163,7 +163,7 @@ def transfer(
             how = took.get(blob.digest, How.THERE)
             blobs[how] += 1
             nbytes[how] += blob.size
-        return Transferred(old, new, manifest.digest, blobs, nbytes, added)
+        return TransferResult(old, new, manifest.digest, blobs, nbytes, added)
 
     return [copy(old, new) for old, new in planned]
 
@@ -206,7 +206,7 @@ def _signatures(
 
 
 @contextmanager
-def kept_for_the_next(session: Intake) -> Iterator[None]:
+def keep_for_the_next(session: Intake) -> Iterator[None]:
     """Keep the blobs for the next transfer if this one fails, unless the disk may be full."""
     try:
         yield

@@ -30,7 +30,7 @@ from blobstore.testing.reading import ReadingTests as ReadingTests
 class StoreTests(ReadingTests, BlobTests, ModelTests, TransferTests, SignatureTests):
     """Tests of everything that a home promises. Subclass it, and define `new_home`."""
 
-    def filled(self, folder: Path, source: MemoryStore, names: Sequence[str]) -> Home:
+    def fill(self, folder: Path, source: MemoryStore, names: Sequence[str]) -> Home:
         """See `ReadingTests`."""
         home = self.new_home(folder)
         transfer(names, source, home)

@@ -41,7 +41,7 @@ ONE, TWO = data_of(70_000), b"two"
 class ReadingTests(HomeNames):
     """Tests of everything that a `Readable` promises. Subclass it, and define `filled`."""
 
-    def filled(self, folder: Path, source: MemoryStore, names: Sequence[str]) -> Readable:
+    def fill(self, folder: Path, source: MemoryStore, names: Sequence[str]) -> Readable:
         """Return a new home with these models of ``source``; ``folder`` is an empty folder."""
         raise NotImplementedError
 
@@ -54,7 +54,7 @@ class ReadingTests(HomeNames):
 
     @pytest.fixture
     def readable(self, tmp_path: Path, source: MemoryStore) -> Readable:
-        return self.filled(tmp_path, source, ["m", "n"])
+        return self.fill(tmp_path, source, ["m", "n"])
 
     def test_models_and_blobs(self, readable: Readable, source: MemoryStore) -> None:
         assert readable.address
@@ -72,14 +72,14 @@ class ReadingTests(HomeNames):
         raw = source.manifests.text(M).replace(b'"layers"', b'"later": {"a": 1},\n  "layers"')
         with source.session() as session:
             session.publish(M, Manifest.parse(raw, "raw"))
-        readable = self.filled(tmp_path, source, ["m"])
+        readable = self.fill(tmp_path, source, ["m"])
         assert readable.manifests.text(M) == raw
         assert readable.manifests.read(M).digest == Digest.of(raw)
 
     def test_blobs_of_any_size(self, tmp_path: Path) -> None:
         source, blobs = MemoryStore(), [data_of(size) for size in SIZES]
         commit(source, "m", b"config", *blobs, b"more")
-        readable = self.filled(tmp_path, source, ["m"])
+        readable = self.fill(tmp_path, source, ["m"])
         for data in blobs:
             with readable.blobs.open(descriptor_of(data)) as reader:
                 assert (reader.size, reader.read(0, len(data))) == (len(data), data)
@@ -90,13 +90,13 @@ class ReadingTests(HomeNames):
     def test_damage_is_refused(self, tmp_path: Path, source: MemoryStore) -> None:
         source.blobs.all[Digest.of(TWO)] = b"owt"
         with pytest.raises(DigestMismatchError) as caught:
-            self.filled(tmp_path, source, ["m"])
+            self.fill(tmp_path, source, ["m"])
         assert caught.value.blob == str(Digest.of(TWO))
 
     def test_a_missing_blob_is_refused(self, tmp_path: Path, source: MemoryStore) -> None:
         del source.blobs.all[Digest.of(TWO)]
         with pytest.raises(NotFoundError):
-            self.filled(tmp_path, source, ["m"])
+            self.fill(tmp_path, source, ["m"])
 
     def test_parts_of_a_blob(self, readable: Readable) -> None:
         with readable.blobs.open(descriptor_of(ONE)) as reader:
@@ -146,7 +146,7 @@ class ReadingTests(HomeNames):
         source = MemoryStore()
         for name in self.names:
             commit(source, name, name.encode())
-        readable = self.filled(tmp_path, source, self.names)
+        readable = self.fill(tmp_path, source, self.names)
         parsed = [ModelName.parse(name) for name in self.names]
         assert readable.manifests.names() == sorted(parsed)
         assert [readable.find(name) for name in self.names] == parsed
@@ -154,7 +154,7 @@ class ReadingTests(HomeNames):
     def test_case(self, tmp_path: Path) -> None:
         source, (written, *others) = MemoryStore(), self.spellings
         commit(source, written, b"one")
-        readable = self.filled(tmp_path, source, [written])
+        readable = self.fill(tmp_path, source, [written])
         for name in (written, *others):
             assert readable.find(name) == ModelName.parse(written)
         other = ModelName.parse("other")

@@ -21,7 +21,7 @@ from blobstore.store.care.usage import Usage
 from blobstore.store.care.verify import VerifyResult
 from blobstore.store.local.store import PackedModel, UnpackedModel
 from blobstore.store.signing.signed_models import CheckedModel, SignedModel
-from blobstore.store.transfer import Transferred
+from blobstore.store.transfer import TransferResult
 from blobstore.views.documents import schema_of
 from blobstore.views.results import (
     ArchivedModel,
@@ -47,8 +47,8 @@ DOCUMENTS: Final[dict[str, Any]] = {
     "rm": list[RemovedModel],
     "cp": CopiedModel,
     "mv": RenamedModel,
-    "push": Transferred,
-    "pull": Transferred,
+    "push": TransferResult,
+    "pull": TransferResult,
     "save": SavedArchive,
     "load": list[LoadedModel],
     "load --list": list[ArchivedModel],

@@ -15,7 +15,7 @@ from blobstore.inspection.listing import ModelDetails
 from blobstore.names import Digest, ModelName
 from blobstore.store.ports import Removal
 from blobstore.store.stored import StoredTensor
-from blobstore.store.transfer import Transferred
+from blobstore.store.transfer import TransferResult
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +83,7 @@ class CopiedModel:
         "copied?=done.copied",
     )
 
-    done: Transferred
+    done: TransferResult
     store: Annotated[str, "with --to: the other store"]
 
 
@@ -112,7 +112,7 @@ class LoadedModel:
         "replaced=done.replaced",
     )
 
-    done: Transferred
+    done: TransferResult
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,7 +31,14 @@ from blobstore.inspection.listing import BrokenModel, ListedModel, describe, lis
 from blobstore.inspection.quality import ValueDistribution, distribution_of
 from blobstore.model.loader import opened_tensor
 from blobstore.names import Digest, ModelName
-from blobstore.plots.charts import ModelPoint, TensorError, distribution, errors, frontier, shared
+from blobstore.plots.charts import (
+    ModelPoint,
+    TensorError,
+    distribution,
+    errors,
+    frontier,
+    unique_and_shared,
+)
 from blobstore.plots.treemap import treemap
 from blobstore.store.care.usage import Usage, measure_usage
 from blobstore.store.ports import Readable
@@ -345,7 +352,11 @@ ROUTES: tuple[ApiRoute, ...] = (
         "model",
         most=_MOST_MODELS,
     ),
-    _plot("shared", "The bytes that models share", lambda served: shared(_usage(served).models)),
+    _plot(
+        "shared",
+        "The bytes that models share",
+        lambda served: unique_and_shared(_usage(served).models),
+    ),
 )
 _PARAMETERS = {
     "name": "the name of a stored model",

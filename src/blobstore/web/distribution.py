@@ -179,7 +179,7 @@ class ServedModels:
         try:
             if tagged:
                 oci = prefers_oci(request.headers.getlist("accept"))
-                document = self.tagged(replace(repository, tag=reference), oci=oci)
+                document = self.manifest_of(replace(repository, tag=reference), oci=oci)
             else:
                 document = self._manifest_by_digest(repository, _digest(reference))
         except BlobStoreError as error:
@@ -224,7 +224,7 @@ class ServedModels:
             return Response(headers=fields)
         return BlobResponse(reader, part, digest, 200 if asked is None else 206, fields)
 
-    def tagged(self, name: ModelName, *, oci: bool) -> Manifest:
+    def manifest_of(self, name: ModelName, *, oci: bool) -> Manifest:
         """Return the manifest of a tag, as it is now; with ``oci`` its twin of OCI's type.
 
         The tag of a manifest's signatures (`tag_of`) names the manifest of these.

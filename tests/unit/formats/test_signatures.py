@@ -137,11 +137,11 @@ def test_layers_of_others_and_unknown_keys_are_kept() -> None:
     value["annotations"] = {"a": "b"}
     before = SignatureManifest.parse(json.dumps(value).encode())
     assert [layer.digest for layer in before.layers] == [Digest.of(b"one")]
-    after = before.extended([TWO])
+    after = before.with_signatures([TWO])
     found = json.loads(after.raw)
     assert found["layers"] == [other, ONE.layer, TWO.layer]
     assert found["annotations"] == {"a": "b"}
-    assert after.extended([TWO, ONE]) is after  # what is there is not added
+    assert after.with_signatures([TWO, ONE]) is after  # what is there is not added
 
 
 def test_manifests_that_are_refused() -> None:
@@ -159,4 +159,4 @@ def test_manifests_that_are_refused() -> None:
             SignatureManifest.parse(json.dumps({**good, **change}).encode())
     most = json.dumps({**good, "layers": [ONE.layer] * MAX_SIGNATURES}).encode()
     with pytest.raises(LimitExceededError):
-        SignatureManifest.parse(most).extended([TWO])
+        SignatureManifest.parse(most).with_signatures([TWO])

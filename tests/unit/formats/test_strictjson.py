@@ -16,7 +16,7 @@ from blobstore.formats.strictjson import (
     Key,
     StrictJsonError,
     check_of,
-    validated,
+    parse_document,
 )
 
 
@@ -112,6 +112,6 @@ WRONG["X"] = {"x": 1, "y": "late"}  # keys are compared exactly: not the field's
 
 @pytest.mark.parametrize("place", WRONG)
 def test_the_first_wrong_key_is_named_by_its_place(place: str) -> None:
-    assert Point.checked({"X": 1, "z": 2, "tags": ["a"]}) == Point(1, 7, ["a"])
+    assert Point.from_json({"X": 1, "z": 2, "tags": ["a"]}) == Point(1, 7, ["a"])
     with pytest.raises(DocumentError, match=f"^the file: {place}: .* [(]rule Z9[)]$"):
-        validated(Point, WRONG[place], "the file", "Z9")
+        parse_document(Point, WRONG[place], "the file", "Z9")

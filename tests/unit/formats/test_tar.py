@@ -13,12 +13,12 @@ from blobstore.formats.tar import (
     BLOCK,
     END,
     TarHeader,
-    extended,
     in_blocks,
     member_header,
     parse_block,
     parse_extension,
     path_of,
+    with_extensions,
 )
 
 WHAT = "a.tar"
@@ -55,7 +55,7 @@ def read(blocks: bytes) -> tuple[str | None, int]:
         says |= parse_extension(header, data, WHAT)
         at += BLOCK + in_blocks(header.size)
     assert header is not None
-    header = extended(header, says, WHAT)
+    header = with_extensions(header, says, WHAT)
     return path_of(header, WHAT), header.size
 
 
@@ -100,7 +100,7 @@ def test_pax_records_that_are_refused() -> None:
     for records in RECORDS:
         first = TarHeader(b"x", "", len(records))
         with pytest.raises(CorruptDataError, match="A1"):
-            path_of(extended(MEMBER, parse_extension(first, records, WHAT), WHAT), WHAT)
+            path_of(with_extensions(MEMBER, parse_extension(first, records, WHAT), WHAT), WHAT)
     with pytest.raises(CorruptDataError, match="global PAX header"):
         parse_extension(TarHeader(b"g", "", 9), b"9 path=a\n", WHAT)
     for kind in (b"g", b"x"):

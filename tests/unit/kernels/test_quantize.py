@@ -21,7 +21,7 @@ from support.weights import (
 
 from blobstore import kernels
 from blobstore.formats.quant import Quantization, QuantType
-from blobstore.kernels.arrays import QuantizedArray, mapped
+from blobstore.kernels.arrays import QuantizedArray, map_parts
 
 Array = np.ndarray[Any, Any]
 
@@ -99,4 +99,6 @@ def test_an_array_of_another_layout_is_its_contiguous_copy(quant_type: str) -> N
             assert_same_parts(found, expected)
         values = raw(kernels.dequantize(expected))
         for part in (np.asfortranarray, lambda part: np.repeat(part, 2, axis=0)[::2]):
-            np.testing.assert_array_equal(raw(kernels.dequantize(mapped(expected, part))), values)
+            np.testing.assert_array_equal(
+                raw(kernels.dequantize(map_parts(expected, part))), values
+            )

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from blobstore.errors import ModelNotFoundError, UsageError
-from blobstore.mlx_lm.chat_requests import CHAT, TEXT, ChatModel, completed
+from blobstore.mlx_lm.chat_requests import CHAT, TEXT, ChatModel, complete_request
 from blobstore.mlx_lm.sampling_settings import MAX_COUNT, NO_LIMIT, Sampling
 
 SYSTEM = {"role": "system", "content": "S"}
@@ -20,7 +20,7 @@ SERVED = ChatModel("m:latest", SAMPLING, 100, (SYSTEM, EXAMPLE))
 
 def made(path: str = CHAT, served: ChatModel = SERVED, /, **given: Any) -> dict[str, Any]:
     words = {"messages": [USER]} if path == CHAT else {"prompt": "hi"}
-    return completed(json.dumps(words | given).encode(), path, served)
+    return complete_request(json.dumps(words | given).encode(), path, served)
 
 
 def test_the_models_own_parameters_are_the_defaults() -> None:
@@ -111,7 +111,7 @@ def test_what_is_not_a_document_is_refused() -> None:
         b"[" * 5000 + b"]" * 5000: "deeper",
     }.items():
         with pytest.raises(UsageError, match=message):
-            completed(raw, CHAT, SERVED)
+            complete_request(raw, CHAT, SERVED)
 
 
 @pytest.mark.parametrize("path", [CHAT, TEXT])

@@ -22,12 +22,12 @@ from blobstore.model.sanitize import (
     evaluate,
     fill,
     in_units,
-    joined,
-    reshaped,
+    join,
+    reshape,
     runs,
-    sliced,
+    take,
     trace,
-    transposed,
+    transpose,
 )
 
 Array = np.ndarray[Any, Any]
@@ -50,19 +50,19 @@ def expressions(draw: st.DrawFn, depth: int = 4) -> Expression:
     if kind == "reshape":
         first, second, last = of.shape
         shapes = [(second, first, last), (1, first * second, last), (first, second * last, 1)]
-        return reshaped(of, draw(st.sampled_from([*shapes, of.shape])))
+        return reshape(of, draw(st.sampled_from([*shapes, of.shape])))
     if kind == "transpose":
-        return transposed(of, draw(st.permutations(range(3))))
+        return transpose(of, draw(st.permutations(range(3))))
     if kind == "slice":
         begins = [draw(st.integers(0, size - 1)) for size in of.shape]
-        return sliced(
+        return take(
             of,
             [
                 range(begin, draw(st.integers(begin + 1, size)), draw(st.integers(1, 2)))
                 for begin, size in zip(begins, of.shape, strict=True)
             ],
         )
-    return joined([of, of], draw(st.integers(0, 2)))
+    return join([of, of], draw(st.integers(0, 2)))
 
 
 @given(expressions())
@@ -108,12 +108,12 @@ def test_codes_move_as_values_do(quant_type: QuantType, expression: Expression) 
 
 def test_codes_do_not_follow_where_groups_are_split() -> None:
     whole = Stored("a", (4, 6, 64))
-    assert in_units(transposed(whole, (0, 2, 1)), 32, 32) is None
-    assert in_units(sliced(whole, (range(4), range(6), range(0, 64, 2))), 32, 32) is None
-    assert in_units(sliced(whole, (range(4), range(6), range(16, 48))), 32, 32) is None
-    assert in_units(reshaped(whole, (4, 6, 4, 16)), 32, 32) is None
-    groups = reshaped(Stored("a", (4, 6, 2)), (4, 6, 2, 1))
-    assert in_units(reshaped(whole, (4, 6, 2, 32)), 32, 32) == groups
+    assert in_units(transpose(whole, (0, 2, 1)), 32, 32) is None
+    assert in_units(take(whole, (range(4), range(6), range(0, 64, 2))), 32, 32) is None
+    assert in_units(take(whole, (range(4), range(6), range(16, 48))), 32, 32) is None
+    assert in_units(reshape(whole, (4, 6, 4, 16)), 32, 32) is None
+    groups = reshape(Stored("a", (4, 6, 2)), (4, 6, 2, 1))
+    assert in_units(reshape(whole, (4, 6, 2, 32)), 32, 32) == groups
 
 
 A = np.arange(6 * 8, dtype=np.float32).reshape(6, 8)

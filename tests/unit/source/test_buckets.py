@@ -15,7 +15,7 @@ from blobstore.errors import CorruptDataError, NotFoundError, RemoteError
 from blobstore.io.objects import Bucket, open_bucket
 from blobstore.source.folders import BucketFolder, LocalFolder
 from blobstore.source.inventory import read_inventory
-from blobstore.source.weights import FetchOptions, RateLimit, fetching
+from blobstore.source.weights import FetchOptions, RateLimit, open_fetcher
 from blobstore.store.local.store import Store
 
 
@@ -73,7 +73,7 @@ def test_fetching(bucket: Bucket) -> None:
     data = bucket.get("model.safetensors")[0]
     (file,) = read_inventory(BucketFolder(bucket)).files
     buffer = bytearray(len(data) - 1000)
-    with fetching([file], FetchOptions(connections=3, limit_rate=10**9)) as fetcher:
+    with open_fetcher([file], FetchOptions(connections=3, limit_rate=10**9)) as fetcher:
         assert fetcher.at_once == 3
         fetcher.fill(file, 1000, memoryview(buffer))
         assert bytes(buffer) == data[1000:]

@@ -76,7 +76,7 @@ def model_of(store: Store, blobs: Sequence[bytes]) -> StoredModel:
     config = layer_by_hand(store, "config.json", json.dumps(CONFIG).encode())
     config["mediaType"] = "application/vnd.ollama.image.json"
     layers = [layer_by_hand(store, str(number), data) for number, data in enumerate(blobs)]
-    manifest = Manifest(layers=tuple(map(Descriptor.checked, (config, *layers))))
+    manifest = Manifest(layers=tuple(map(Descriptor.from_json, (config, *layers))))
     return StoredModel(ModelName.parse("m:x"), manifest, store)
 
 

@@ -84,7 +84,7 @@ def names(store: Store) -> list[tuple[str, bool]]:
 def test_a_model_comes_back_byte_for_byte(one: Store) -> None:
     commit_model(one, "m", LARGE, SMALL, b"text " * 1000, b"", SMALL[:-1])
     os.utime(manifest_path(one, "m"), (10**9, 10**9))
-    before, modified = visible(one), one.manifests.modified(M)
+    before, modified = visible(one), one.manifests.modified_at(M)
     blobs = {Path(name).name: data for name, data in before.items() if name.startswith("blobs/")}
     done = pack(one, "m", jobs=1)
     assert visible(one) == {}
@@ -93,9 +93,9 @@ def test_a_model_comes_back_byte_for_byte(one: Store) -> None:
     assert done.nbytes == sum(map(len, blobs.values()))
     assert done.stored < 0.8 * done.nbytes
     assert {blob.digest.file_name for blob in done.removal.removed} == blobs.keys()
-    assert one.packed.manifests.modified(M) == modified
+    assert one.packed.manifests.modified_at(M) == modified
     assert unpack(one, "m").nbytes == done.nbytes
-    assert (visible(one), one.manifests.modified(M)) == (before, modified)
+    assert (visible(one), one.manifests.modified_at(M)) == (before, modified)
     assert kept(one) == {}
     pack(one, "m", jobs=4)
     assert kept(one) == packed

@@ -40,7 +40,7 @@ from blobstore.io.http.web_addresses import (
     RequestTarget,
     WebAddress,
     is_public,
-    redirected,
+    redirect_target,
 )
 from blobstore.io.ranges import Closing
 
@@ -348,7 +348,7 @@ class HttpClient(Closing):
         """
         answered = partial(self._request_with_login, request, target, limits)
         with self._slots:
-            reply, at = self.retrying(answered, limits) if request.retries else answered()
+            reply, at = self.retry(answered, limits) if request.retries else answered()
             try:
                 yield reply, at
             except BaseException:
@@ -356,7 +356,7 @@ class HttpClient(Closing):
                 raise
             reply.close()
 
-    def resumed(
+    def resume_body(
         self,
         read: Callable[[int], Iterable[bytes]],
         begin: int,
@@ -390,7 +390,7 @@ class HttpClient(Closing):
             if attempt and at < end:
                 self.pause(attempt - 1, limits, failure)
 
-    def retrying(self, work: Callable[[], _T], limits: RequestLimits) -> _T:
+    def retry(self, work: Callable[[], _T], limits: RequestLimits) -> _T:
         """Return what ``work`` does, which is done again after temporary failures. As `pause`."""
         attempt = 0
         while True:
@@ -456,7 +456,7 @@ class HttpClient(Closing):
                     raise target.address.refuse(f"answers {request.method} with {reply.status}")
                 before = target.address
                 location = reply.field("location")
-                target = redirected(target, location, from_public=reply.from_public)
+                target = redirect_target(target, location, from_public=reply.from_public)
                 if has_credentials and target.address.origin != before.origin:
                     raise before.refuse(f"redirects credentials to {target.address}")
             finally:

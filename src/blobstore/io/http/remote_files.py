@@ -39,7 +39,7 @@ from blobstore.io.budget import Budget, Cancellation, RequestLimits
 from blobstore.io.http.client import Fields, HttpClient, Reply, Request
 from blobstore.io.http.web_addresses import RequestTarget
 from blobstore.io.ranges import UNKNOWN_SIZE, Identity, SourceReader
-from blobstore.io.workers import pooled
+from blobstore.io.workers import run_in_pool
 
 _T = TypeVar("_T")
 FIRST_READ = 64 * 2**10
@@ -105,10 +105,10 @@ class Version:
             for one in (self, other)
         )
         if any(None not in pair and pair[0] != pair[1] for pair in zip(mine, theirs, strict=True)):
-            raise changed(name)
+            raise changed_error(name)
 
 
-def changed(name: str) -> CorruptDataError:
+def changed_error(name: str) -> CorruptDataError:
     """Return the error of a file that is not the same on its server any more."""
     return CorruptDataError(
         f"{name} changed while it was read",
@@ -212,7 +212,7 @@ class RemoteFile(SourceReader):
                 own.restart(end - start + _OVERHEAD)
             return self._part(start, end, own)
 
-        for chunk in self._client.resumed(attempt, begin, end, own, self.name):
+        for chunk in self._client.resume_body(attempt, begin, end, own, self.name):
             buffer[at - begin : at - begin + len(chunk)] = chunk
             at += len(chunk)
 
@@ -241,7 +241,7 @@ class RemoteFile(SourceReader):
         elif reply.status == _NOT_SATISFIABLE and size == UNKNOWN_SIZE:
             raise self._short(begin, end - begin)
         else:
-            raise changed(self.name)
+            raise changed_error(self.name)
         self.version.check_same(Version.of(reply, size), self.name)
         return stop - begin
 
@@ -278,7 +278,7 @@ class Remote(HttpClient):
         work: Callable[[str, RequestLimits], _T],
         budget: Budget | None = None,
     ) -> AbstractContextManager[Iterator[_T]]:
-        """Give what ``work`` makes of each of ``urls`` within its limits. See `pooled`.
+        """Give what ``work`` makes of each of ``urls`` within its limits. See `run_in_pool`.
 
         ``connections`` are worked on at once. ``budget``: what they may take in all. Raises:
         UsageError when one of ``urls`` is not a web address, before any request; as ``work``.
@@ -289,7 +289,7 @@ class Remote(HttpClient):
         def work_on(url: str, cancellation: Cancellation) -> _T:
             return work(url, self.limits(0, budget, cancellation=cancellation))
 
-        return pooled(urls, work_on, self.connections)
+        return run_in_pool(urls, work_on, self.connections)
 
     def read_page(
         self,
@@ -311,7 +311,7 @@ class Remote(HttpClient):
             with self.request(request, self.start(url), own) as (reply, _):
                 return reply.whole(limit), reply.next_page()
 
-        return self.retrying(read, own)
+        return self.retry(read, own)
 
 
 def _read_first(reply: Reply) -> tuple[bytes, int]:

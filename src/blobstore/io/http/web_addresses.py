@@ -161,7 +161,9 @@ class RequestTarget:
             raise self.address.refuse("has a link-local address, and a server redirected to it")
 
 
-def redirected(target: RequestTarget, location: str | None, *, from_public: bool) -> RequestTarget:
+def redirect_target(
+    target: RequestTarget, location: str | None, *, from_public: bool
+) -> RequestTarget:
     """Return where a redirect of the server at ``target`` leads.
 
     ``from_public``: the server's own address is public.

@@ -50,18 +50,18 @@ from blobstore.formats.tar import (
     MAX_EXTENSION,
     Member,
     TarHeader,
-    extended,
     in_blocks,
     parse_block,
     parse_extension,
     path_of,
+    with_extensions,
 )
 from blobstore.io.durable import os_errors
 from blobstore.io.ranges import Closing, FileReader, OpenReader
 from blobstore.names import Digest, ModelName
 from blobstore.store.packed.files import (
     FramesReader,
-    broken,
+    damaged_error,
     decompressor,
     zstd_frames,
 )
@@ -148,7 +148,7 @@ class StreamedContents(Contents):
         try:
             data = self._stream.read(_READ_AT_ONCE)
         except (zstandard.ZstdError, zlib.error, EOFError, gzip.BadGzipFile) as error:
-            raise broken(self.name, error) from error
+            raise damaged_error(self.name, error) from error
         except OSError as error:
             raise from_os_error(error, "read", self.name) from error
         if self._plain.size + len(data) > (limit := _MAX_PLAIN + _MAX_RATIO * self._source.taken):
@@ -303,7 +303,7 @@ class _TarScan:
             is_extended = is_extended or header.kind != b"g"
         if header is None and is_extended:
             raise self._invalid("it ends after an extension")
-        return header and extended(header, said, self._what)
+        return header and with_extensions(header, said, self._what)
 
     def _block_at(self) -> TarHeader | None:
         if self._contents.read_at(self._at, self._block) < BLOCK:

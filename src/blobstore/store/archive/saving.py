@@ -53,7 +53,7 @@ from blobstore.store.ports import (
     unique,
     wrong_bytes,
 )
-from blobstore.store.transfer import Transferred, transfer
+from blobstore.store.transfer import TransferResult, transfer
 
 FRAME = 2**21
 """Bytes of the tar in a frame, at most."""
@@ -262,7 +262,7 @@ def save_models(
     replace: bool = False,
     jobs: int | None = None,
     progress: Progress | None = None,
-) -> list[Transferred]:
+) -> list[TransferResult]:
     """Write models of a store to an archive: an OCI image layout in a tar; return them.
 
     ``target``: a path, or a pipe that is open for writing. A file appears when it is complete and

@@ -36,7 +36,7 @@ from blobstore.formats.safetensors.header import Header, header_of
 from blobstore.formats.signatures import MAX_FILE, MAX_SIGNATURES, Signature
 from blobstore.formats.strictjson import check_limit
 from blobstore.io.budget import Budget
-from blobstore.io.durable import listed, make_folder, os_errors, replace_file
+from blobstore.io.durable import list_folder, make_folder, os_errors, replace_file
 from blobstore.io.objects import Bucket, ObjectReader, ObjectState, ObjectVersion
 from blobstore.io.ranges import FileReader, OpenReader
 from blobstore.io.workers import each, results_of
@@ -142,7 +142,7 @@ class BucketManifests(Manifests):
         texts = results_of(names, self.text_or_error, REQUESTS, name="manifests")
         return ((name, raw) for name, raw in zip(names, texts, strict=True) if raw is not None)
 
-    def modified(self, name: ModelName) -> datetime | None:
+    def modified_at(self, name: ModelName) -> datetime | None:
         """See `Manifests`: by the server's clock, as it was listed last."""
         if name not in self._modified:
             self.has(name)
@@ -337,7 +337,7 @@ class BlobCache:
     def _require_cache(self) -> None:
         root = self.store.root
         with os_errors("access", root):
-            names = {entry.name for entry in listed(root)} - {PRIVATE}
+            names = {entry.name for entry in list_folder(root)} - {PRIVATE}
             if not names or (self._mark.exists() and "manifests" not in names):
                 return
         message = f"{root} is not a cache, and contains {min(names)!r}"

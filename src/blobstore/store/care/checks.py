@@ -173,7 +173,7 @@ class BlobChecks:
                 )
                 self.uses[blob.digest.hex].append(use)
 
-    def chosen(self, wanted: Callable[[str], bool]) -> list[str]:
+    def largest_first(self, wanted: Callable[[str], bool]) -> list[str]:
         """Return those blobs that are ``wanted``, the largest first."""
         digests = set(filter(wanted, self.uses.keys() | self.others))
         states = self.care.states(digests - self.uses.keys())

@@ -216,7 +216,7 @@ class _Run:
         self._is_whole = names is None
         self._suspects: list[ModelName] = []
         self._faults: dict[bytes, str] = {}
-        listed = care.listed() if names is None or lower else frozenset[str]()
+        listed = care.digests_in_folder() if names is None or lower else frozenset[str]()
         self.checks = BlobChecks(care, listed if names is None else frozenset(), quick)
         for users, manifest in self._read(care.home.manifests.names() if names is None else names):
             gone = [blob for blob in manifest.descriptors if blob.digest.hex not in listed]
@@ -225,7 +225,9 @@ class _Run:
                 nowhere = home.blobs.missing(nowhere)
             below = {blob.digest for blob in gone} - {blob.digest for blob in nowhere}
             self.checks.add(users, manifest, below)
-        self.chosen = self.checks.chosen(lambda one: sample is None or sample.has(Digest(one)))
+        self.chosen = self.checks.largest_first(
+            lambda one: sample is None or sample.has(Digest(one))
+        )
 
     def _read(self, names: Iterable[ModelName]) -> Iterator[tuple[Users, Manifest]]:
         """Yield each different manifest once; ``Users.names`` is complete at the end."""

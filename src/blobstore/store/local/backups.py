@@ -39,7 +39,7 @@ from blobstore.formats.signatures import MAX_FILE, MAX_SIGNATURES, Signature
 from blobstore.io.copying import remove_tree
 from blobstore.io.durable import (
     check_one_mount,
-    listed,
+    list_folder,
     make_folder,
     os_errors,
     read_own,
@@ -167,7 +167,7 @@ class CopiedModels:
         missing = {name: copies.needs(name, known) for name in gone}
         return cls(tuple(name for name in copied if name in names), missing)
 
-    def lost(self, unneeded: AbstractSet[str]) -> list[ModelName]:
+    def find_lost(self, unneeded: AbstractSet[str]) -> list[ModelName]:
         """Return the lost models; ``unneeded``: the blobs in the store that no manifest needs."""
         return [name for name, needs in self.missing.items() if not unneeded.isdisjoint(needs)]
 
@@ -193,7 +193,7 @@ class Trash:
         blobs = []
         for folder in self._folders():
             with os_errors("list", folder):
-                names = [entry.name for entry in listed(folder)]
+                names = [entry.name for entry in list_folder(folder)]
             for match in filter(None, map(_NAME.fullmatch, names)):
                 size = int(match["size"])
                 blobs.append(TrashedBlob(Digest(match["hex"]), size, folder / match[0]))
@@ -264,7 +264,7 @@ class Trash:
         with os_errors("list", self._folder):
             return [
                 Path(entry.path)
-                for entry in listed(self._folder)
+                for entry in list_folder(self._folder)
                 if entry.is_dir(follow_symlinks=False)
             ]
 
@@ -315,18 +315,20 @@ class SignatureFolder:
                     sync_folder(place)
         return len(new)
 
-    def unneeded(self, needed: AbstractSet[str], kept_s: float) -> Iterator[Leftover]:
+    def find_unneeded(self, needed: AbstractSet[str], kept_s: float) -> Iterator[Leftover]:
         """Yield the signatures of manifests whose hex digits are not ``needed``.
 
         What was changed in the last ``kept_s`` seconds is left out, and so are files of other
         programs. Raises: StorageError.
         """
         with os_errors("list", self._folder):
-            for folder in [] if self._folder.is_symlink() else listed(self._folder):
+            for folder in [] if self._folder.is_symlink() else list_folder(self._folder):
                 is_ours = _HEX.fullmatch(folder.name) and folder.is_dir(follow_symlinks=False)
                 path = Path(folder.path)
                 if is_ours and folder.name not in needed and not is_young(path, kept_s):
-                    nbytes = sum(file.stat(follow_symlinks=False).st_size for file in listed(path))
+                    nbytes = sum(
+                        file.stat(follow_symlinks=False).st_size for file in list_folder(path)
+                    )
                     yield Leftover(path, nbytes, "signatures of a manifest that no model has")
 
     def _files(self, digest: Digest) -> list[Path]:
@@ -334,7 +336,7 @@ class SignatureFolder:
         place = self._folder / digest.hex
         refuse_links(self._folder.parent, (self._folder.name, digest.hex))
         with os_errors("list", place):
-            names = [entry.name for entry in listed(place) if _HEX.fullmatch(entry.name)]
+            names = [entry.name for entry in list_folder(place) if _HEX.fullmatch(entry.name)]
         if len(names) > MAX_SIGNATURES:
             message = f"{place} has {len(names):,} signatures, at most {MAX_SIGNATURES:,}"
             raise LimitExceededError(f"limit exceeded: {message}", rule="S1", path=str(place))

@@ -231,7 +231,7 @@ def old_ns() -> float:
     return (time.time() - _OLD_S) * 1e9
 
 
-def renewed(path: str) -> Stamp:
+def renew(path: str) -> Stamp:
     """Give a file a time that a starting Ollama spares until its manifest is there.
 
     Return its stamp. Raises: OSError.
@@ -248,7 +248,7 @@ def kept_young(blob: FinishedBlob) -> FinishedBlob | None:
     if blob.stamp.mtime_ns > old_ns():
         return blob
     try:
-        return replace(blob, stamp=renewed(os.fspath(blob.path)))
+        return replace(blob, stamp=renew(os.fspath(blob.path)))
     except OSError:  # it is another user's, or has just been removed: it is made again
         return None
 

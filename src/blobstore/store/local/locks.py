@@ -40,7 +40,7 @@ from blobstore.io.durable import (
     FILE_MODE,
     FOLDER_MODE,
     create_file,
-    listed,
+    list_folder,
     make_folder,
     may_be_shared,
     os_errors,
@@ -49,7 +49,7 @@ from blobstore.io.durable import (
 )
 from blobstore.io.ranges import close_quietly
 from blobstore.names import Digest
-from blobstore.store.local.blobs import FinishedBlob, renewed
+from blobstore.store.local.blobs import FinishedBlob, renew
 from blobstore.store.ports import Leftover
 
 _FLOCK = re.compile(
@@ -113,7 +113,7 @@ class StoreLock:
         It is not taken if the lock file is missing (blobstore has never written here), can't be
         opened, or another process holds it alone for ``wait_s`` seconds.
         """
-        return locked(self._path, os.O_NONBLOCK, fcntl.LOCK_SH, wait_s)
+        return lock_path(self._path, os.O_NONBLOCK, fcntl.LOCK_SH, wait_s)
 
     @contextmanager
     def _lock(self, kind: int, wait_s: float) -> Iterator[None]:
@@ -172,7 +172,7 @@ def mode_of(path: Path | str) -> int:
 
 
 @contextmanager
-def locked(path: Path, flags: int, kind: int, wait_s: float = 0) -> Iterator[bool]:
+def lock_path(path: Path, flags: int, kind: int, wait_s: float = 0) -> Iterator[bool]:
     """Open a file or folder and hold its lock; yield False if either fails within ``wait_s``."""
     try:
         fd = os.open(path, flags | os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
@@ -301,7 +301,7 @@ class KeptBlobs:
                 with suppress(OSError):  # NFS and FUSE let it go when the lock's file is closed
                     folder.rmdir()
         with suppress(OSError):
-            for entry in listed(self.left):
+            for entry in list_folder(self.left):
                 if not is_young(Path(entry.path), _LEFT_S):
                     Path(entry.path).unlink()
 
@@ -311,7 +311,7 @@ class KeptBlobs:
             if digest is not None and stat.S_ISREG(path.lstat().st_mode):
                 make_folder(self.left, durable=False)
                 if not is_young(path, _LEFT_S / 2):  # else its stamp is the one in the journal
-                    renewed(str(path))
+                    renew(str(path))
                 path.rename(self.left / digest.file_name)
 
     def take(self, digest: Digest, folder: Path) -> Path | None:
@@ -339,7 +339,7 @@ class KeptBlobs:
     def digests(self) -> Iterator[str]:
         for folder in (self.path, self.left):
             with os_errors("list", folder):
-                names = [entry.name for entry in listed(folder)]
+                names = [entry.name for entry in list_folder(folder)]
             yield from (name.removeprefix("sha256-") for name in names)
 
     def stale(self, grace_s: float) -> Iterator[Leftover]:
@@ -367,8 +367,8 @@ def _lock_folder(folder: Path) -> AbstractContextManager[bool]:
     """Hold a folder's lock; yield False if it has an owner."""
     owner = folder / _OWNER
     if os.path.lexists(owner):
-        return locked(owner, os.O_RDWR | os.O_NONBLOCK, fcntl.LOCK_EX)
-    return locked(folder, os.O_DIRECTORY, fcntl.LOCK_EX)
+        return lock_path(owner, os.O_RDWR | os.O_NONBLOCK, fcntl.LOCK_EX)
+    return lock_path(folder, os.O_DIRECTORY, fcntl.LOCK_EX)
 
 
 def is_young(path: Path, age_s: float) -> bool:
@@ -378,7 +378,7 @@ def is_young(path: Path, age_s: float) -> bool:
 
 def _older(folder: Path, age_s: float, reason: str) -> Iterator[Leftover]:
     with os_errors("list", folder):
-        paths = [Path(entry.path) for entry in listed(folder)]
+        paths = [Path(entry.path) for entry in list_folder(folder)]
         for path in paths:
             with suppress(FileNotFoundError):  # it has just been published
                 if not is_young(path, age_s):

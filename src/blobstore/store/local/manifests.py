@@ -24,7 +24,7 @@ from blobstore.errors import (
 from blobstore.formats.documents import MAX_MANIFEST, Manifest
 from blobstore.formats.strictjson import parse_object
 from blobstore.io.durable import (
-    listed,
+    list_folder,
     make_folder,
     os_errors,
     remove_if_there,
@@ -60,7 +60,7 @@ class NewerManifests:
 
     def names(self) -> list[ModelName]:
         """Return the names there, sorted, as ``manifests/`` has them. Raises: StorageError."""
-        return sorted(set(filter(None, map(self._name, self._folder.everything()))))
+        return sorted(set(filter(None, map(self._name, self._folder.walk()))))
 
     def has(self, name: ModelName) -> bool:
         """Return True if a newer Ollama finds ``name`` there, and not under ``manifests/``.
@@ -76,11 +76,11 @@ class NewerManifests:
         A manifest's own blob is among them. Raises: StorageError if the folder can't be listed.
         """
         known = KnownNeeds(read=self._reachable)
-        for path in self._folder.everything():
+        for path in self._folder.walk():
             try:
                 raw = self._read(path)
             except BlobStoreError as error:
-                yield path, error.kept()
+                yield path, error.without_traceback()
             else:
                 yield path, known.of(raw)
 
@@ -189,7 +189,7 @@ class ManifestFolder(Manifests):
         """Return files with invalid names, and links: they may be manifests, but are not models."""
         return [path for path, is_link in self._entries() if is_link or not self.name_of(path)]
 
-    def everything(self) -> Iterator[Path]:
+    def walk(self) -> Iterator[Path]:
         """Yield every file and link below ``manifests/``, sorted; links are not followed.
 
         A folder below the level of manifests is yielded instead of its contents: nesting may be
@@ -251,7 +251,7 @@ class ManifestFolder(Manifests):
         with os_errors("list", folder):
             if above and not stat.S_ISDIR(mode_of(folder)):
                 return []
-            names = [entry.name for entry in listed(folder)]
+            names = [entry.name for entry in list_folder(folder)]
         # Only ASCII: the Kelvin sign is a k in lower case, and is in no name.
         return [name for name in names if name.isascii() and name.lower() == part.lower()]
 
@@ -282,7 +282,7 @@ class ManifestFolder(Manifests):
         except BlobStoreError:
             return b""
 
-    def modified(self, name: ModelName) -> datetime | None:
+    def modified_at(self, name: ModelName) -> datetime | None:
         """Return when the manifest was written, in UTC; None if that is out of range.
 
         Raises: NotFoundError, StorageError.
@@ -414,7 +414,7 @@ def walk(folder: Path, depth: int, level: int = 1) -> Iterator[tuple[int, os.Dir
 
     A folder comes before its contents, and no link is followed. Raises: OSError.
     """
-    for entry in listed(folder):
+    for entry in list_folder(folder):
         yield level, entry
         if level < depth and entry.is_dir(follow_symlinks=False):
             yield from walk(Path(entry.path), depth, level + 1)

@@ -20,7 +20,7 @@ from typing import TypeVar
 
 from blobstore.errors import BlobStoreError, CorruptDataError, NotFoundError, StorageError
 from blobstore.formats.documents import Descriptor
-from blobstore.io.durable import listed, make_folder, os_errors, sync_folder
+from blobstore.io.durable import list_folder, make_folder, os_errors, sync_folder
 from blobstore.io.ranges import FileReader, OpenReader
 from blobstore.names import Digest, ModelName
 from blobstore.store.hints import SummaryHints
@@ -79,7 +79,7 @@ class PackedBlobs(Blobs):
         """
         files: dict[str, Collection[str]] = {}
         with os_errors("list", self.path):
-            names = [entry.name for entry in listed(self.path)]
+            names = [entry.name for entry in list_folder(self.path)]
         for name in names:
             digest = Digest.from_file_name(name)
             if digest is not None:
@@ -265,7 +265,7 @@ class PackedModels(Readable):
         self.manifests.remove(name)
         return True
 
-    def replaced(self, name: ModelName) -> None:
+    def remove_replaced(self, name: ModelName) -> None:
         """Remove the manifest of a name that a whole model has now; failures are ignored.
 
         It is not durable: the whole model hides a manifest that comes back after a power cut, and
@@ -294,7 +294,7 @@ class PackedModels(Readable):
             wanted = set().union(*map(self.blobs.bases_of, new))
         return needed
 
-    def unneeded(self) -> list[Leftover]:
+    def find_unneeded(self) -> list[Leftover]:
         """Return the packed files that no packed model needs.
 
         Raises: the error of a manifest that can't be read, or of a file that may be one: then no
@@ -329,7 +329,10 @@ class PackedModels(Readable):
             if name.folded in folded
         ]
         reason = "an unpacked model has its name"
-        return [*(Leftover(path, file_size(path), reason) for path in hidden), *self.unneeded()]
+        return [
+            *(Leftover(path, file_size(path), reason) for path in hidden),
+            *self.find_unneeded(),
+        ]
 
     def remove_unneeded(self) -> Removal:
         """Remove the packed files that no packed model needs; sizes are those of the files.
@@ -338,7 +341,7 @@ class PackedModels(Readable):
         holder of the lock of packing or of the store's alone. Raises: StorageError.
         """
         try:
-            leftovers = self.unneeded()
+            leftovers = self.find_unneeded()
         except BlobStoreError as error:
             return Removal((), (), error.message)
         removed = []
@@ -373,7 +376,7 @@ class PackedCare(Care):
                 sizes |= {file: self._models.blobs.size(file) for file in files - sizes.keys()}
                 needs[name] = {file: sizes[file] for file in files}
             except BlobStoreError as error:
-                broken[name] = error.kept()
+                broken[name] = error.without_traceback()
         return References(needs, broken, (), {}, (), {})
 
     def files_nbytes(self) -> int:

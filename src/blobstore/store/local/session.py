@@ -57,7 +57,7 @@ from blobstore.store.local.blobs import (
     Stamp,
     kept_young,
     old_ns,
-    renewed,
+    renew,
 )
 from blobstore.store.local.locks import make_owned_folder
 from blobstore.store.local.store_folder import StoreFolder
@@ -424,7 +424,7 @@ class LocalSession(Session):
                 self._copies.write(name, manifest.raw)
                 self._manifests.link(name, prepared)
                 self._copies.settle(name, manifest.raw)
-                self._store.packed.replaced(name)
+                self._store.packed.remove_replaced(name)
         except BaseException:
             if is_new:
                 self._copies.forget(name, manifest.raw)
@@ -471,7 +471,7 @@ class LocalSession(Session):
             path, place = f"{blob.folder}/{name}", f"{self._blobs.path}/{name}"
             try:
                 if blob.stamp.mtime_ns <= young_from_ns:
-                    stamps[blob.digest] = renewed(path)
+                    stamps[blob.digest] = renew(path)
                 os.rename(path, place)  # noqa: PTH104  # a hundred thousand of them
             except IsADirectoryError:
                 message = f"{place} is in the way: it is a folder"

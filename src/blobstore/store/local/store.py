@@ -40,7 +40,7 @@ from blobstore.store.local.session import LocalSession
 from blobstore.store.local.store_folder import FolderCare, StoreFolder
 from blobstore.store.packed.files import write_packed
 from blobstore.store.ports import Care, Home, Removal, check_expected, publish_named, unique
-from blobstore.store.transfer import add_missing, kept_for_the_next
+from blobstore.store.transfer import add_missing, keep_for_the_next
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,7 +160,7 @@ def unpack(
         else:
             done = UnpackedModel(store.find(name), 0, 0)
             store.manifests.read(done.name)  # what can't be read is not a whole model
-            store.packed.replaced(done.name)  # a run that was killed may have left it
+            store.packed.remove_replaced(done.name)  # a run that was killed may have left it
         store.packed.remove_unneeded()
     return done
 
@@ -168,8 +168,8 @@ def unpack(
 def _unpack(store: Store, name: ModelName, jobs: int, progress: Progress | None) -> UnpackedModel:
     with store.session() as session:
         manifest = store.packed.manifests.read(name)
-        written = store.packed.manifests.modified(name)
-        with kept_for_the_next(session):
+        written = store.packed.manifests.modified_at(name)
+        with keep_for_the_next(session):
             took = add_missing(session, manifest, store.packed, jobs, progress)
             session.publish(name, manifest, expected=(None,))
         store.manifests.set_modified(name, written)
@@ -258,7 +258,7 @@ class Store(StoreFolder, Home):
             try:
                 yield name, self.manifests.read(name)
             except BlobStoreError as error:
-                yield name, error.kept()
+                yield name, error.without_traceback()
 
     def copy(
         self, source: str | ModelName, target: str | ModelName, *, replace: bool = False
@@ -396,7 +396,7 @@ class Store(StoreFolder, Home):
         self.packed.manifests.prepare(name, manifest, prepared)
         with self.names_lock.exclusive():
             check_expected(name, self.manifests.raw(name), (manifest.raw,))
-            written = self.manifests.modified(name)
+            written = self.manifests.modified_at(name)
             self.packed.manifests.link(name, prepared)
             self.packed.manifests.set_modified(name, written)
             self.manifests.remove(name)

@@ -121,7 +121,7 @@ class StoreFolder(Readable):
         raw, strays = self.manifests.texts(), self.manifests.strays()
         return References.read(raw, strays, self.newer.needs(), known)
 
-    def copied(self, names: AbstractSet[ModelName]) -> CopiedModels:
+    def copied_models(self, names: AbstractSet[ModelName]) -> CopiedModels:
         """Return the models with copies of their manifests: those of ``names``, and missing ones.
 
         A packed model is not missing. Raises: StorageError.
@@ -139,9 +139,9 @@ class StoreFolder(Readable):
         needed = references.needed()
         orphans = {blob.digest: blob for blob in candidates if blob.digest.hex not in needed}
         try:
-            copied = self.copied(references.names)
+            copied = self.copied_models(references.names)
             there = self.blobs.digests() if copied.missing else set()
-            lost = copied.lost(there - needed - {digest.hex for digest in orphans})
+            lost = copied.find_lost(there - needed - {digest.hex for digest in orphans})
         except StorageError as error:
             return Removal((), candidates, error.message)
         saved = {digest: name for name in lost for digest in copied.missing[name]}
@@ -211,7 +211,7 @@ class FolderCare(Care):
     def require(self) -> None:
         self._store.require()
 
-    def listed(self) -> AbstractSet[str]:
+    def digests_in_folder(self) -> AbstractSet[str]:
         """See `Care`: also links and folders in ``blobs/``."""
         return self._store.blobs.listing().named.keys()
 
@@ -235,7 +235,7 @@ class FolderCare(Care):
         for entry in listing.others:
             with suppress(NotFoundError), os_errors("access", entry.path):
                 yield OddFile(Path(entry.path), _odd_blob(entry))
-        for path in store.manifests.everything():
+        for path in store.manifests.walk():
             with suppress(NotFoundError), os_errors("access", path):
                 if (reason := _odd_manifest(store.manifests, path)) is not None:
                     yield OddFile(path, reason)
@@ -275,8 +275,8 @@ class FolderCare(Care):
     def obstacle(
         self, references: References, unneeded: AbstractSet[str], removed: int, *, forget: bool
     ) -> BlobStoreError | None:
-        self._copied = self._store.copied(references.names)
-        lost = [] if forget else self._copied.lost(unneeded)
+        self._copied = self._store.copied_models(references.names)
+        lost = [] if forget else self._copied.find_lost(unneeded)
         # Either the folder of all hosts (None) or that of one may be an unmounted disk.
         for host in (None, *sorted({name.host for name in lost})) if lost else ():
             models = [name for name in references.models if host in (None, name.host)]
@@ -303,7 +303,7 @@ class FolderCare(Care):
         leftovers = (
             *store.kept.stale(grace_s),
             *store.packed.leftovers(references.models),
-            *store.signatures.unneeded(self._manifests(references), grace_s),
+            *store.signatures.find_unneeded(self._manifests(references), grace_s),
         )
         missing = self._copied.missing.items()
         return leftovers, [name for name, needs in missing if spared.isdisjoint(needs)]
@@ -357,7 +357,7 @@ class FolderCare(Care):
                 pairs = restored if store.trash.restore(blob) else kept
                 pairs.append((blob.digest, blob.size))
             store.trash.settle()
-            missing = store.copied(set(store.manifests.names())).missing
+            missing = store.copied_models(set(store.manifests.names())).missing
         without = [
             name
             for name, needs in missing.items()
@@ -369,9 +369,9 @@ class FolderCare(Care):
 def _lost_models(store: StoreFolder, blobs: AbstractSet[str]) -> Iterator[OddFile]:
     """Yield the copies of lost models (backups.py), if they can be listed."""
     with suppress(StorageError):
-        copied = store.copied(set(store.manifests.names()))
+        copied = store.copied_models(set(store.manifests.names()))
         unneeded = blobs - store.references().needed() if copied.missing else set()
-        for name in copied.lost(unneeded):
+        for name in copied.find_lost(unneeded):
             parts = name.path_parts
             if not os.path.lexists(store.manifests.path.joinpath(*parts)):
                 yield OddFile(store.root.joinpath(PRIVATE, "copies", *parts), _LOST)

@@ -32,7 +32,7 @@ from blobstore.formats.seekable import SeekTable, encode_table, seek_table
 from blobstore.io.durable import create_file, os_errors, sync, write_all_at
 from blobstore.io.ranges import FileReader, OpenReader, close_quietly
 from blobstore.names import Digest
-from blobstore.store.sessions import damaged
+from blobstore.store.sessions import mismatch_error
 
 if TYPE_CHECKING:
     from zstandard import ZstdCompressor, ZstdDecompressor
@@ -111,7 +111,7 @@ def zstd_frames(file: FileReader, table: SeekTable) -> Frames:
             with decompressor().stream_reader(file.read(places[number], first_block)) as reader:
                 return reader.read(length)
         except zstandard.ZstdError as error:
-            raise broken(name, error) from error
+            raise damaged_error(name, error) from error
 
     def decoded(number: int) -> bytes:
         size = starts[number + 1] - starts[number]
@@ -123,7 +123,7 @@ def zstd_frames(file: FileReader, table: SeekTable) -> Frames:
                 raise CorruptDataError(f"{name}: a frame has {said:,} bytes, not {size:,}")
             plain = decompressor().decompress(data, max_output_size=size, allow_extra_data=False)
         except zstandard.ZstdError as error:
-            raise broken(name, error) from error
+            raise damaged_error(name, error) from error
         if len(plain) != size:
             raise CorruptDataError(f"{name}: a frame has {len(plain):,} bytes, not {size:,}")
         return plain
@@ -138,7 +138,7 @@ def decompressor() -> ZstdDecompressor:
     return zstandard.ZstdDecompressor(max_window_size=_MAX_WINDOW)
 
 
-def broken(name: str, error: Exception) -> CorruptDataError:
+def damaged_error(name: str, error: Exception) -> CorruptDataError:
     """Return the error of bytes that can't be decompressed."""
     return CorruptDataError(f"{name}: can't be decompressed: {error}", path=name)
 
@@ -196,7 +196,7 @@ def write_packed(path: Path, blob: Descriptor, reader: OpenReader) -> None:
         with FileReader(path) as file:
             packed = packed_reader(packed_frames(file), blob.digest, path)
             if packed.size != blob.size or packed.digest() != blob.digest:
-                raise damaged(blob.digest)
+                raise mismatch_error(blob.digest)
         with os_errors("write", path):
             sync(fd)
     finally:

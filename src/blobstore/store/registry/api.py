@@ -125,7 +125,7 @@ class RegistryApi:
         target = "/".join(("/v2", *path))
         return replace(self.root, target=f"{target}?{query}" if query else target)
 
-    def joined(self, reply: Reply, reference: str | None) -> WebAddress:
+    def resolve(self, reply: Reply, reference: str | None) -> WebAddress:
         """Return the address at which a reply says that something goes on.
 
         Raises: RemoteError (rule R2) unless that is an address of the registry.
@@ -166,7 +166,7 @@ class RegistryApi:
                     failure = reply.failure(_detail(reply), _hint(reply))
                     # After a redirect both addresses are named.
                     raise failure if reply.address == address else failure.at(str(address))
-                self._authorization.challenged(reply, scope)
+                self._authorization.answer_challenge(reply, scope)
 
     def at_once(self, blobs: Sequence[Descriptor], do: Callable[[Descriptor], _T]) -> list[_T]:
         return results_of(blobs, do, self.client.connections, name="registry")

@@ -43,7 +43,7 @@ from blobstore.errors import (
     UsageError,
     quoted,
 )
-from blobstore.formats.strictjson import Document, parse_object, validated, without_none
+from blobstore.formats.strictjson import Document, parse_document, parse_object, without_none
 from blobstore.io.http.client import Body, HttpClient, Reply, Request
 from blobstore.io.http.web_addresses import RequestTarget, WebAddress
 from blobstore.store.registry.logins import AnyLogin, Login, Secret
@@ -133,18 +133,18 @@ def realm_target(
     try:
         realm = WebAddress.parse(text)
     except UsageError:
-        raise refused(registry, "names a token server whose address is invalid") from None
+        raise refusal(registry, "names a token server whose address is invalid") from None
     if realm.scheme == "http" and registry.scheme == "https":
-        raise refused(registry, f"names a token server without TLS: {realm}")
+        raise refusal(registry, f"names a token server without TLS: {realm}")
     if _is_own(realm, registry) or realm.authority in named:
         return RequestTarget(realm)
     if realm.scheme == "http" or _IP_LITERAL.fullmatch(realm.host):
-        raise refused(
+        raise refusal(
             registry, f"names the token server {realm} on another host", _hint(realm, registry)
         )
     is_known = _is_related(realm.host, registry.host) or (registry.host, realm.host) in _LISTED
     if has_login and not is_known:
-        raise refused(
+        raise refusal(
             registry,
             f"asks to send credentials to {realm.authority}, which is not known to belong to it",
             _hint(realm, registry),
@@ -152,7 +152,7 @@ def realm_target(
     return RequestTarget(realm, public_only=from_public or not is_known, from_server=True)
 
 
-def refused(registry: WebAddress, what: str, hint: str | None = None) -> AuthenticationError:
+def refusal(registry: WebAddress, what: str, hint: str | None = None) -> AuthenticationError:
     """Return the error of a registry whose challenge is not answered: ``what`` it does."""
     return AuthenticationError(
         f"{registry.authority} {what} (rule {RULE})", rule=RULE, path=str(registry), hint=hint
@@ -321,7 +321,7 @@ def _token_of(reply: Reply, asked: float) -> AccessToken:
     try:
         raw = b"".join(reply.chunks())
         value = parse_object(raw, "a token reply", rule=RULE)
-        document = validated(_TokenReply, value, "a token reply", RULE)
+        document = parse_document(_TokenReply, value, "a token reply", RULE)
     except DocumentError:
         what = "a token reply that is not a JSON object of the expected keys"
         raise _invalid(reply, what) from None
@@ -394,7 +394,7 @@ class Authorization:
         wants = self._wants
         return self._token(wants, scope).field if isinstance(wants, TokenServer) else wants
 
-    def challenged(self, reply: Reply, scope: Scope | None) -> None:
+    def answer_challenge(self, reply: Reply, scope: Scope | None) -> None:
         """Take a 401 that answers a request for ``scope``, so that `field` has a better answer.
 
         The caller repeats the request, with that. No request is made here: the caller still has
@@ -404,7 +404,7 @@ class Authorization:
         login, or its challenge is invalid; as the login's function.
         """
         if reply.address.origin != self._registry.origin:
-            raise refused(
+            raise refusal(
                 self._registry,
                 f"redirects to {reply.address}, which asks for credentials: none are sent there",
             )
@@ -428,7 +428,7 @@ class Authorization:
         try:
             challenges = parse_challenges(reply.values("www-authenticate"))
         except ChallengeError as error:
-            raise refused(
+            raise refusal(
                 self._registry, f"asks for credentials in a malformed way: {error}"
             ) from None
         by_scheme = {challenge.scheme: challenge for challenge in reversed(challenges)}
@@ -436,7 +436,7 @@ class Authorization:
             return self._token_server(bearer, reply)
         if "basic" not in by_scheme:
             offered = ", ".join(sorted(by_scheme)) or "none"
-            raise refused(
+            raise refusal(
                 self._registry,
                 f"answers 401 and offers the schemes {offered[:80]}; Basic and Bearer are known",
             )
@@ -444,18 +444,18 @@ class Authorization:
         if login is None:
             raise self._denial(None, reply)
         if login.basic is None:
-            raise refused(self._registry, f"asks for a user name and a password, not for {login}")
+            raise refusal(self._registry, f"asks for a user name and a password, not for {login}")
         return login.basic
 
     def _token_server(self, bearer: Challenge, reply: Reply) -> TokenServer:
         realm = bearer.parameters.get("realm")
         if realm is None:
-            raise refused(self._registry, "asks for a token, and names no token server")
+            raise refusal(self._registry, "asks for a token, and names no token server")
         # Every registry names its repository; a name with a * would be a token for all.
         for scope in bearer.parameters.get("scope", "").split():
             kind, _, rest = scope.partition(":")
             if kind == "repository" and "*" in rest.rpartition(":")[0]:
-                raise refused(
+                raise refusal(
                     self._registry, f"asks for a token for all repositories: {scope[:80]}"
                 )
         target = realm_target(

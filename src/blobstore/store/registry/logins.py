@@ -40,7 +40,7 @@ from blobstore.errors import (
     from_os_error,
     quoted,
 )
-from blobstore.formats.strictjson import Document, Key, parse_object, validated
+from blobstore.formats.strictjson import Document, Key, parse_document, parse_object
 from blobstore.io.durable import os_errors, read_own, replace_file, sync_folder
 from blobstore.io.ranges import real_path
 
@@ -154,7 +154,9 @@ class CredentialHelper:
         if code != 0:
             raise self._error(f"fails for {key} (exit code {code})")
         try:
-            document = validated(_Kept, parse_object(output, str(self), rule=RULE), str(self), RULE)
+            document = parse_document(
+                _Kept, parse_object(output, str(self), rule=RULE), str(self), RULE
+            )
         except DocumentError:
             raise self._error(f"answers for {key} with an invalid JSON object") from None
         if not document.secret:

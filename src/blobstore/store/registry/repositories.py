@@ -97,12 +97,12 @@ class Places:
             for blob in blobs:
                 self._known.setdefault(blob.digest, {})[repository] = blob.size
 
-    def known(self, digest: Digest) -> dict[str, int]:
+    def sizes_by_repository(self, digest: Digest) -> dict[str, int]:
         with self._mutex:
             return dict(self._known.get(digest, {}))
 
     def candidates(self, digest: Digest, repository: str) -> list[str]:
-        every = dict.fromkeys([*self.known(digest), *self._others(digest)])
+        every = dict.fromkeys([*self.sizes_by_repository(digest), *self._others(digest)])
         return [other for other in every if other != repository]
 
 
@@ -115,7 +115,7 @@ class RegistryBlobs(Blobs):
         self._manifests = manifests
 
     def open(self, descriptor: Descriptor) -> BlobReader:
-        sizes = self._places.known(descriptor.digest)
+        sizes = self._places.sizes_by_repository(descriptor.digest)
         if not sizes:
             raise blob_not_found(descriptor.digest, str(self._api.root))
         fitting = [place for place, size in sizes.items() if size == descriptor.size]
@@ -127,7 +127,7 @@ class RegistryBlobs(Blobs):
         wanted = unique(descriptors)
 
         def is_missing(blob: Descriptor) -> bool:
-            places = self._places.known(blob.digest)
+            places = self._places.sizes_by_repository(blob.digest)
             return all(Uploads(self._api, place).size(blob.digest) != blob.size for place in places)
 
         return list(compress(wanted, self._api.at_once(wanted, is_missing)))
@@ -173,7 +173,7 @@ class BlobReader(OpenReader):
             return self._attempt(at, end)
 
         try:
-            yield from client.resumed(attempt, begin, end, limits, self.name)
+            yield from client.resume_body(attempt, begin, end, limits, self.name)
         except NotFoundError:
             raise blob_not_found(self._digest, self.name) from None
 
@@ -245,7 +245,7 @@ class Uploads:
         limits = self._api.client.limits(0, sent=2 * descriptor.size)
         for attempt in count():
             with self._post(self._scope) as reply:
-                location = self._api.joined(reply, reply.field("location"))
+                location = self._api.resolve(reply, reply.field("location"))
             try:
                 self._put(location, descriptor, reader)
             except (NotFoundError, RemoteError) as error:
@@ -427,7 +427,7 @@ class RegistryManifests(Manifests):
                     return
                 page = parse_object(reply.whole(_MAX_PAGE), str(address), rule="R1")
                 reference = reply.next_page()
-                following = self.api.joined(reply, reference) if reference is not None else None
+                following = self.api.resolve(reply, reference) if reference is not None else None
             texts = page.get(key) or []  # null: docker-registry's, for a repository without tags
             if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
                 raise address.refuse("does not answer with a list of names", "R1")
@@ -503,7 +503,7 @@ class RegistrySignatures:
         for _ in range(_TRIES):
             there = self._manifest(name, digest)
             wanted = SignatureManifest.of([]) if there is None else there
-            new = wanted.extended(signatures)
+            new = wanted.with_signatures(signatures)
             if new is wanted:
                 return added
             added = max(added, len(new.layers) - len(wanted.layers))

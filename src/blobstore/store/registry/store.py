@@ -55,7 +55,7 @@ from blobstore.store.registry.repositories import (
 )
 from blobstore.store.sessions import Spool, SpooledBlob, SpoolWriter
 from blobstore.store.signing.signed_models import SignaturePolicy
-from blobstore.store.transfer import Transferred, transfer
+from blobstore.store.transfer import TransferResult, transfer
 
 _log = logging.getLogger("blobstore.store.registry")
 
@@ -199,7 +199,7 @@ class RegistrySession(Session):
 
         Raises: NotFoundError, CorruptDataError if neither the repository nor this session has it.
         """
-        is_known = self._places.known(blob.digest).get(repository) == blob.size
+        is_known = self._places.sizes_by_repository(blob.digest).get(repository) == blob.size
         if is_known or self._is_there(repository, blob):
             return
         if (spooled := self._spooled.get(blob.digest)) is not None:
@@ -299,7 +299,7 @@ def push(
     access: RegistryAccess | None = None,
     jobs: int | None = None,
     progress: Progress | None = None,
-) -> Transferred:
+) -> TransferResult:
     """Send a model of ``store`` to a registry: the one in its name, or in ``to``.
 
     Only blobs that the repository lacks are sent. Those that another repository of the registry has
@@ -331,7 +331,7 @@ def pull(
     policy: SignaturePolicy | None = None,
     jobs: int | None = None,
     progress: Progress | None = None,
-) -> Transferred:
+) -> TransferResult:
     """Fetch a model of a registry into ``store``, under its name there or ``name``.
 
     ``reference``: ``HOST/NAMESPACE/MODEL:TAG``, with Ollama's defaults, and perhaps ``@sha256:…``,
@@ -359,7 +359,7 @@ def pull(
     return replace(done, replaced=replaced_id(before, done.digest))
 
 
-def _note(store: Readable, there: ModelName, done: Transferred) -> None:
+def _note(store: Readable, there: ModelName, done: TransferResult) -> None:
     if store.shares is not None:
         store.shares.add(Share(there.host, repository_of(there), done.digest))
 

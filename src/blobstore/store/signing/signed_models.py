@@ -79,7 +79,7 @@ def same_identity(model: DockerReference, signed: DockerReference) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class Accepted:
+class AcceptedSignature:
     """A signature that counts: the identity that it was made for, and the key that made it."""
 
     KEYS = ("identity", "key=key_name")
@@ -103,16 +103,16 @@ class SignedBy:
     keys: Callable[[], Sequence[PublicKey]]
     match: Match = same_repository
 
-    def accepted(
+    def valid_signatures(
         self, name: ModelName, digest: Digest, signatures: Sequence[Signature]
-    ) -> list[Accepted]:
+    ) -> list[AcceptedSignature]:
         """Return the signatures of a model that count; one is enough.
 
         Raises: SignatureError without one; UsageError for a key that can't be read.
         """
         keys = self.keys()
         judgements = [self._judge(signature, name, digest, keys) for signature in signatures]
-        accepted = [one for one in judgements if isinstance(one, Accepted)]
+        accepted = [one for one in judgements if isinstance(one, AcceptedSignature)]
         if not accepted:
             reasons = [one for one in judgements if isinstance(one, str)]
             wanted = " or ".join(key.name for key in keys)
@@ -122,7 +122,7 @@ class SignedBy:
 
     def _judge(
         self, signature: Signature, name: ModelName, digest: Digest, keys: Sequence[PublicKey]
-    ) -> Accepted | str:
+    ) -> AcceptedSignature | str:
         try:
             value = signature.value
             key = next((key for key in keys if key.verifies(signature.payload, value)), None)
@@ -135,7 +135,7 @@ class SignedBy:
             return f"is for another manifest, {payload.digest}"
         if not self.match(DockerReference.of(name), payload.identity):
             return f"{_MADE_FOR} {payload.identity}"
-        return Accepted(payload.identity, key)
+        return AcceptedSignature(payload.identity, key)
 
 
 def _hint(name: ModelName, reasons: Sequence[str]) -> str | None:
@@ -196,18 +196,18 @@ class SignaturePolicy:
 
     def check(
         self, name: ModelName, digest: Digest, signatures: Sequence[Signature]
-    ) -> list[Accepted]:
+    ) -> list[AcceptedSignature]:
         """Return the signatures by which a model is accepted; an empty list if it needs none.
 
         Raises: SignatureError if the model is refused; UsageError for a key that can't be read.
         """
         scopes = (self.scopes[scope] for scope in _scopes_of(name) if scope in self.scopes)
-        accepted: list[Accepted] = []
+        accepted: list[AcceptedSignature] = []
         for requirement in next(scopes, self.default):
             if isinstance(requirement, str):
                 raise SignatureError(f"{name} is refused: {requirement}", model=str(name))
             if requirement is not None:
-                accepted += requirement.accepted(name, digest, signatures)
+                accepted += requirement.valid_signatures(name, digest, signatures)
         return accepted
 
 
@@ -395,7 +395,7 @@ class CheckedModel:
     name: ModelName
     digest: Annotated[Digest, "of its manifest, which is what is signed"]
     signatures: Annotated[int, "signatures that the model has"]
-    accepted: Annotated[Sequence[Accepted], "those that count"] = ()
+    accepted: Annotated[Sequence[AcceptedSignature], "those that count"] = ()
     error: Annotated[SignatureError | None, "what is missing"] = None
 
     @property

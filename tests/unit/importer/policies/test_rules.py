@@ -16,7 +16,7 @@ from blobstore.errors import LimitExceededError, UsageError
 from blobstore.formats.dtypes import DType
 from blobstore.formats.quant import QuantType
 from blobstore.importer.options import ImportOptions
-from blobstore.importer.rules import MAX_PATTERNS, Rule, RuleBook, escaped
+from blobstore.importer.rules import MAX_PATTERNS, Rule, RuleBook, escape_name
 from blobstore.source.folders import SourceTensor
 from blobstore.store.local.store import Store
 
@@ -67,8 +67,8 @@ def test_what_is_no_rule_is_refused(text: str) -> None:
 
 @given(name=NAMES)
 def test_an_escaped_name_is_like_itself_only(name: str) -> None:
-    rule = Rule(escaped(name), None)
-    assert rule.matching([name, name + "a"]) == [name]
+    rule = Rule(escape_name(name), None)
+    assert rule.matches([name, name + "a"]) == [name]
     assert RuleBook([rule]).rule_for(name) is rule
     assert RuleBook([rule]).rule_for(name + "a") is None
 
@@ -78,7 +78,7 @@ def test_the_last_rule_that_matches_wins(patterns: list[str], names: list[str]) 
     rules = [Rule(pattern, None) for pattern in patterns]
     for rule in rules:
         wanted = {name for name in names if fnmatchcase(name, rule.pattern)}
-        assert set(rule.matching(names)) == wanted
+        assert set(rule.matches(names)) == wanted
     for name in names:
         last = next((rule for rule in reversed(rules) if fnmatchcase(name, rule.pattern)), None)
         assert RuleBook(rules).rule_for(name) is last
@@ -144,7 +144,7 @@ def test_a_rule_splits_a_packed_group_and_then_metadata_is_per_tensor() -> None:
 def test_rules_are_kept_with_the_model_and_repeat_it(store: Store, tmp_path: Path) -> None:
     tensors = {**small_tensors(), "odd[0].weight": normal("odd", 32, 64)}
     source = write_checkpoint(tmp_path / "m", tensors)
-    rules = ["*.up_proj.weight=mxfp8", f"{escaped('odd[0].weight')}=int4/64"]
+    rules = ["*.up_proj.weight=mxfp8", f"{escape_name('odd[0].weight')}=int4/64"]
     first = blobstore.import_model(source, "a", store=store, quant="int4", rules=rules)
     with blobstore.open_model("a", store=store) as model:
         options = json.loads(model.document("blobstore.json"))["options"]

@@ -103,7 +103,7 @@ NAMES = [f"model-{number:05}.safetensors" for number in range(1000)]
 
 
 def read_all(folder: WebFolder, names: list[str] = NAMES) -> None:
-    with folder.reading(names, lambda reader: header_of(reader, folder.budget)) as headers:
+    with folder.read_each(names, lambda reader: header_of(reader, folder.budget)) as headers:
         for _ in headers:
             pass
 

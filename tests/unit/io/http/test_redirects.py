@@ -13,7 +13,7 @@ from support.servers import Asked, Server, one_after_another, part, redirect, re
 from blobstore.errors import RemoteError
 from blobstore.formats.safetensors.header import header_of
 from blobstore.io.http.remote_files import Remote
-from blobstore.io.http.web_addresses import RequestTarget, WebAddress, redirected
+from blobstore.io.http.web_addresses import RequestTarget, WebAddress, redirect_target
 
 from .conftest import KIB, RETRY_POLICY, resolving, safetensors_file
 
@@ -82,14 +82,14 @@ def test_an_error_names_both_addresses_and_no_secret(server: Server, remote: Rem
 )
 def test_credentials_stay_with_their_origin(before: str, after: str, kept: bool) -> None:
     start = RequestTarget(WebAddress.parse(before), "Bearer secret")
-    target = redirected(start, after, from_public=False)
+    target = redirect_target(start, after, from_public=False)
     assert (target.authorization is not None) is kept
     assert "secret" not in repr(start)
 
 
 def test_no_redirect_from_https_to_http() -> None:
     target = RequestTarget(WebAddress.parse("https://h/a"))
-    assert refusal(lambda: redirected(target, "http://h/a", from_public=False)).rule == "R2"
+    assert refusal(lambda: redirect_target(target, "http://h/a", from_public=False)).rule == "R2"
 
 
 def test_a_token_is_for_the_first_origin_only(server: Server, other_server: Server) -> None:
@@ -164,9 +164,9 @@ def test_no_server_may_redirect_to_a_link_local_address(
 
 def test_what_was_public_stays_public() -> None:
     """A private address may not follow after a public one, however many redirects are between."""
-    target = redirected(RequestTarget(WebAddress.parse("https://h/")), "/b", from_public=True)
+    target = redirect_target(RequestTarget(WebAddress.parse("https://h/")), "/b", from_public=True)
     assert target.public_only
-    assert redirected(target, "/c", from_public=False).public_only
+    assert redirect_target(target, "/c", from_public=False).public_only
 
 
 def test_a_name_that_resolves_to_something_else_a_moment_later(

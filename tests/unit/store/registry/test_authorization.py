@@ -82,7 +82,7 @@ class Rig:
             with self.client.request(Request("GET", (200, 401)), target, limits) as (reply, _):
                 if reply.status == 200:
                     return sent
-                asked.challenged(reply, scope)
+                asked.answer_challenge(reply, scope)
         raise AssertionError("refused for ever")
 
     def denial(self, login: Login | None, scope: Scope = PULL) -> AuthenticationError:
