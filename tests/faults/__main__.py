@@ -20,7 +20,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from faults import errors, intruders, kills, power_cuts, soak
 from faults.lab.cases import Task
 from faults.lab.commands import warm_up
-from support.mounts import NotShownError
+from faults.mounts import NotShownError
 
 EXPERIMENTS = {
     "kills": (kills.experiment, 24),

@@ -18,8 +18,8 @@ from pathlib import Path
 from faults.lab.cases import Case, Figures, Task
 from faults.lab.checker import look
 from faults.lab.commands import FILE_COMMANDS, READERS
+from faults.mounts import NotShownError
 from pydantic import TypeAdapter
-from support.mounts import NotShownError
 
 _NOBODY = 65534
 TypeAdapter(int)  # loads what typer's checks need: the other user can't read Python's own folder

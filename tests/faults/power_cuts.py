@@ -23,7 +23,7 @@ from faults.lab.choices import Choices
 from faults.lab.command import run
 from faults.lab.disks import Event, Replay, empty_image, read_events, recorded
 from faults.lab.stops import PRETEND, Action, Call
-from support.mounts import NotShownError, keep_mounts_private, mount
+from faults.mounts import NotShownError, keep_mounts_private, mount
 
 _LONG = 1200
 _OPTIONS = ("commit=1", "noauto_da_alloc,data=writeback")

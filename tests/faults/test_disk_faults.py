@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 from faults.lab.command import run
+from faults.mounts import mounted
 from support.checkpoints import small_tensors, write_checkpoint
-from support.mounts import mounted
 from support.stores import commit_model
 
 from blobstore.store.local.store import Store

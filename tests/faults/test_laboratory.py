@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from support.mounts import cannot_run
+from faults.mounts import cannot_run
 
 pytestmark = [
     pytest.mark.lab,

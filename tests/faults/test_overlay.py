@@ -12,8 +12,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from faults.mounts import mounted
 from support.checkpoints import normal, small_tensors, write_checkpoint
-from support.mounts import mounted
 from support.stores import blob_path, commit_model, layer_by_hand
 
 import blobstore

@@ -14,8 +14,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 from faults.lab.command import run
+from faults.mounts import mounted
 from support.checkpoints import safetensors_bytes
-from support.mounts import mounted
 from support.stores import commit_model
 
 import blobstore

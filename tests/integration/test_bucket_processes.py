@@ -16,9 +16,9 @@ from random import Random
 from uuid import uuid4
 
 import pytest
+from integration.cloud_services import CloudBucket, azure
 from support import ROOT
 from support.bucket_work import TAG, check_moves, check_whole, prune
-from support.cloud_services import CloudBucket, azure
 
 from blobstore.errors import NotFoundError
 from blobstore.io.objects import open_bucket

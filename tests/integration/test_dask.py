@@ -19,8 +19,8 @@ from random import Random
 from typing import Any
 
 import pytest
+from integration.far_rigs import far_rig
 from support import PYCODE_MOE
-from support.far_rigs import far_rig
 from support.many import expert_shards, sharded_checkpoint
 from support.ports import free_port
 

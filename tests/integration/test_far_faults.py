@@ -17,9 +17,9 @@ from queue import Queue
 from random import Random
 
 import pytest
-from support.far_rigs import KINDS, Blobs, FarRig, blobs_of, far_rig
+from integration.far_rigs import KINDS, Blobs, FarRig, blobs_of, far_rig
+from integration.server_faults import FAULTS, PASSING, UNSEEN, Alarm, Faults
 from support.many import expert_shards
-from support.server_faults import FAULTS, PASSING, UNSEEN, Alarm, Faults
 
 from blobstore import import_model, open_store, verify
 from blobstore.errors import BlobStoreError

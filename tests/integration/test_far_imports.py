@@ -10,9 +10,9 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
+from integration.cloud_services import SERVICES
+from integration.far_rigs import Blobs, blobs_of, far_rig
 from support import PYCODE_MOE
-from support.cloud_services import SERVICES
-from support.far_rigs import Blobs, blobs_of, far_rig
 from support.hub_stand_in import REPOSITORY, Rules
 from support.many import expert_shards
 from support.nginx import nginx

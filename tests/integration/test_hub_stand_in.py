@@ -9,8 +9,8 @@ import sys
 from pathlib import Path
 
 import pytest
+from integration.far_rigs import far_rig
 from support import PYCODE
-from support.far_rigs import far_rig
 from support.hub_stand_in import REPOSITORY, Rules
 
 

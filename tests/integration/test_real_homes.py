@@ -13,7 +13,7 @@ from typing import ClassVar
 from uuid import uuid4
 
 import pytest
-from support.cloud_services import SERVICES, CloudBucket
+from integration.cloud_services import SERVICES, CloudBucket
 from support.registries import registry
 
 from blobstore.errors import DigestMismatchError, UsageError

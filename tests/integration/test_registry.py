@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from integration.shared_models import commit_tensors, contents, same
 from support.registries import CERTIFICATE, PASSWORD, USER, Bucket, Registry, moto, registry, skopeo
-from support.shared_models import commit_tensors, contents, same
 
 from blobstore import open_store
 from blobstore.errors import BlobStoreError

@@ -10,8 +10,7 @@ import json
 from pathlib import Path
 
 import pytest
-from support.corpus import Case, accepted, case_id, refusal, rejected
-from support.hostile_registry import (
+from integration.hostile_registry import (
     NAME,
     PULLS,
     PUSHES,
@@ -22,8 +21,9 @@ from support.hostile_registry import (
     is_manifest,
     scene,
 )
+from integration.shared_models import tensor_blob
+from support.corpus import Case, accepted, case_id, refusal, rejected
 from support.servers import reply
-from support.shared_models import tensor_blob
 from support.small_registry import digest_of
 from support.stores import commit_model
 

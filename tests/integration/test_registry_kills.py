@@ -10,9 +10,9 @@ from pathlib import Path
 from random import Random
 
 import pytest
+from integration.relay import Relay, relay
+from integration.shared_models import commit_tensors, same
 from support.registries import registry
-from support.relay import Relay, relay
-from support.shared_models import commit_tensors, same
 
 from blobstore import open_store, verify
 from blobstore.store.local.store import Store

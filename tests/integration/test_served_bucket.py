@@ -9,9 +9,9 @@ from http.client import HTTPConnection
 from pathlib import Path
 
 import pytest
-from support.cloud_services import s3
+from integration.cloud_services import s3
+from integration.shared_models import commit_tensors, same
 from support.patient import serving
-from support.shared_models import commit_tensors, same
 
 from blobstore import open_store, pull
 from blobstore.io.objects import open_bucket

@@ -11,9 +11,9 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
+from integration.shared_models import commit_tensors, contents, same
 from support.patient import Served, serving
 from support.registries import skopeo
-from support.shared_models import commit_tensors, contents, same
 
 import blobstore
 from blobstore import pull

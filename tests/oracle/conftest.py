@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from support.ollama_cases import Case, Cases, case_maker
+from oracle.ollama_cases import Case, Cases, case_maker
 
 
 @pytest.fixture(scope="session")

@@ -15,8 +15,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from oracle.ollama_cases import Case, contents, record_of
 from support import QUANT_TYPES
-from support.ollama_cases import Case, contents, record_of
 from support.ollama_sources import write_source
 
 from blobstore.errors import UnsupportedSourceError

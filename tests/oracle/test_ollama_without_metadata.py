@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from support.ollama_cases import Case, Cases, case_maker
+from oracle.ollama_cases import Case, Cases, case_maker
 from support.stores import manifest_path
 
 import blobstore

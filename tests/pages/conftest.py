@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import pytest
-from support.browser import Watched, chromium, watched
-from support.page_store import filled_store, served
+from pages.browser import Watched, chromium, watched
+from pages.page_store import filled_store, served
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser
@@ -22,7 +22,7 @@ def browser() -> Iterator[Browser]:
 
 @pytest.fixture(scope="session")
 def origin(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The server over the store of support/page_store.py."""
+    """The server over the store of pages/page_store.py."""
     folder = tmp_path_factory.mktemp("pages")
     with served(filled_store(folder)) as found:
         yield found

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from pages.browser import NARROW, WIDE, Theme, Watched, watched
 from support import PYCODE, PYCODE_MOE
-from support.browser import NARROW, WIDE, Theme, Watched, watched
 from support.checkpoints import normal, small_tensors, write_checkpoint
 from support.plotted import SPECIFICATIONS
 

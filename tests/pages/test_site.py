@@ -7,10 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from support import PYCODE
-from support.browser import NARROW, WIDE, Theme, Watched, watched
-from support.commands import damage_largest_blob
-from support.page_store import (
+from pages.browser import NARROW, WIDE, Theme, Watched, watched
+from pages.page_store import (
     BETTER,
     BROKEN,
     DENSE,
@@ -23,6 +21,8 @@ from support.page_store import (
     WIDER,
     served,
 )
+from support import PYCODE
+from support.commands import damage_largest_blob
 
 import blobstore
 from blobstore.cli.main import run

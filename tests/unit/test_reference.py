@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from support import reference
+import reference
 
 import blobstore
 
@@ -11,7 +11,7 @@ import blobstore
 @pytest.mark.parametrize("name", ["cli", "api", "json"])
 def test_a_page_is_what_the_code_says(name: str) -> None:
     written = (reference.FOLDER / f"{name}.md").read_text()
-    assert written == reference.pages()[name], "python tests/support/reference.py writes it"
+    assert written == reference.pages()[name], "python tests/reference.py writes it"
 
 
 def test_the_page_of_the_api_has_every_public_name() -> None:

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from faults.lab.stops import CAN_STOP, OUTPUT, Action, Call, Decide, Listener, stop_at_calls
-from support.mounts import NotShownError
+from faults.mounts import NotShownError
 
 _CRASHED = 70
 _HUNG_S = 240

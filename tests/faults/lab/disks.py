@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from faults.lab.fuse import FLUSH, MARK, RECORD, WRITE, serve
-from support.mounts import NotShownError, mount
+from faults.mounts import NotShownError, mount
 
 _KEPT = (0.0, 1.0, 0.5, 0.1, 0.9)
 _BLOCK = 4096

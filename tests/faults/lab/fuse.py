@@ -18,7 +18,7 @@ from functools import partial
 from pathlib import Path
 from typing import BinaryIO
 
-from support.mounts import NotShownError
+from faults.mounts import NotShownError
 
 WRITE, FLUSH, MARK = 1, 2, 3
 RECORD = struct.Struct("=BQI")

@@ -18,8 +18,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import zstandard
-from support.archives import Files, files_of, index_of, tar_of
 from support.checkpoints import normal, write_checkpoint
+from unit.store.archive.archives import Files, files_of, index_of, tar_of
 
 import blobstore
 from blobstore.errors import (

@@ -9,13 +9,14 @@ from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
 
+from integration.server_faults import versioned
+from support.hub_stand_in import REPOSITORY, HubStandIn, RepositoryFile, Rules, repository_files
+from support.servers import Answer, Asked, Script, Server, reply, server
+
 from blobstore.formats.documents import Manifest
 from blobstore.formats.provenance import OWN_DOCUMENT
 from blobstore.source.addresses import open_folder
 from blobstore.source.folders import Folder
-from support.hub_stand_in import REPOSITORY, HubStandIn, RepositoryFile, Rules, repository_files
-from support.server_faults import versioned
-from support.servers import Answer, Asked, Script, Server, reply, server
 
 Change = Callable[[Answer], Answer]
 KINDS = ("web", "hub")

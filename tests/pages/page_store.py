@@ -9,16 +9,16 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-
-import blobstore
-from blobstore.inspection.quality import measure_quality
-from blobstore.store.local.store import Store, open_store
-from blobstore.views.quality_records import keep_quality
 from support import PYCODE, PYCODE_MOE
 from support.checkpoints import write_checkpoint
 from support.large_models import large_model
 from support.patient import serving
 from support.stores import manifest_path
+
+import blobstore
+from blobstore.inspection.quality import measure_quality
+from blobstore.store.local.store import Store, open_store
+from blobstore.views.quality_records import keep_quality
 
 DENSE, BETTER, WIDER, MIXTURE = (
     *("pycode-5m:int4", "pycode-5m:better", "pycode-5m:int8"),

@@ -15,12 +15,7 @@ from dataclasses import dataclass, field
 from itertools import chain, repeat
 from pathlib import Path
 
-from blobstore import open_store, transfer
-from blobstore.io.budget import RetryPolicy
-from blobstore.io.http.client import HttpClient
-from blobstore.store.local.store import Store
-from blobstore.store.registry.logins import Login, Secret
-from blobstore.store.registry.store import RegistryStore
+from integration.shared_models import commit_tensors, manifest_of, tensor_blob
 from support.servers import (
     Answer,
     Asked,
@@ -31,8 +26,14 @@ from support.servers import (
     reply,
     server as run_server,
 )
-from support.shared_models import commit_tensors, manifest_of, tensor_blob
 from support.small_registry import SmallRegistry, digest_of, unsized
+
+from blobstore import open_store, transfer
+from blobstore.io.budget import RetryPolicy
+from blobstore.io.http.client import HttpClient
+from blobstore.store.local.store import Store
+from blobstore.store.registry.logins import Login, Secret
+from blobstore.store.registry.store import RegistryStore
 
 REPOSITORY, TAG, NAME = "library/tiny", "int4", "tiny:int4"
 RETRIES = RetryPolicy(

@@ -1,4 +1,4 @@
-"""The pages of docs/reference: ``python tests/support/reference.py`` makes them from the code.
+"""The pages of docs/reference: ``python tests/reference.py`` makes them from the code.
 
 The command line's page is made from the help of each command, the API's from signatures and
 docstrings, the page of ``--json`` from the classes of the results. What stands in the first two
@@ -21,7 +21,7 @@ from blobstore.cli import main
 from blobstore.importer.arguments import ImportArguments
 from blobstore.views import commands
 
-FOLDER = Path(__file__).resolve().parents[2] / "docs" / "reference"
+FOLDER = Path(__file__).resolve().parents[1] / "docs" / "reference"
 
 
 def pages() -> dict[str, str]:

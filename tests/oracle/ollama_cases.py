@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from support import FIXTURES
+from support.ollama_sources import write_source
 
 from blobstore.formats.documents import Descriptor
 from blobstore.importer.outputs import ImportPlan
@@ -19,8 +21,6 @@ from blobstore.kernels.arrays import dtype_of
 from blobstore.model.loader import Model, open_model
 from blobstore.names import ModelName
 from blobstore.store.local.store import Store, open_store
-from support import FIXTURES
-from support.ollama_sources import write_source
 
 Array = np.ndarray[Any, Any]
 Json = dict[str, Any]

@@ -8,6 +8,8 @@ from random import Random
 from typing import Any
 
 import numpy as np
+from support.checkpoints import safetensors_bytes
+from support.small_registry import digest_of
 
 from blobstore.formats.documents import (
     CONFIG_MEDIA_TYPE,
@@ -17,8 +19,6 @@ from blobstore.formats.documents import (
 )
 from blobstore.names import ModelName
 from blobstore.store.local.store import Store
-from support.checkpoints import safetensors_bytes
-from support.small_registry import digest_of
 
 OCI_MANIFEST = "application/vnd.oci.image.manifest.v1+json"
 OCI_CONFIG = "application/vnd.oci.image.config.v1+json"
