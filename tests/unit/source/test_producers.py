@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import mlx.core as mx
 import numpy as np
 import pytest
 import torch
@@ -145,6 +146,30 @@ def test_other_names_of_the_same(
     values = SourceReaders().values(weight, 0, weight.elements).astype(np.float32)
     wanted = expected(case).float().numpy().reshape(-1)
     assert np.abs(values - wanted).max() <= 2.0**-8 * np.abs(wanted).max()
+
+
+@pytest.mark.parametrize(
+    ("bits_of_code", "size", "held"),
+    [(2, 128, "int4/128"), (3, 32, "int4/32"), (5, 64, "int8/64"), (6, 32, "int8/32")],
+)
+def test_mlx_of_other_bits(
+    bits_of_code: int, size: int, held: str, tmp_path: Path, store: Store
+) -> None:
+    """MLX rounds ``scale * code`` to BF16 before it adds the bias; here the sum is rounded."""
+    weights = mx.random.normal((40, 256), key=mx.random.key(0)).astype(mx.bfloat16)
+    parts = mx.quantize(weights, group_size=size, bits=bits_of_code)
+    folder = tmp_path / "source"
+    folder.mkdir()
+    names = (WEIGHT, f"{BASE}.scales", f"{BASE}.biases")
+    mx.save_safetensors(str(folder / "model.safetensors"), dict(zip(names, parts, strict=True)))
+    settings = {"group_size": size, "bits": bits_of_code}
+    (folder / "config.json").write_text(json.dumps({"quantization": settings}))
+    import_model(folder, "m", store=store)
+    with open_model("m", store=store) as model:
+        assert model[WEIGHT].type_text == held
+        read = model[WEIGHT].dequantize()
+    values = mx.dequantize(*parts, group_size=size, bits=bits_of_code).astype(mx.float32)
+    assert np.abs(read - np.array(values)).max() <= 2.0**-7 * float(mx.abs(values).max())
 
 
 # Contradictions
