@@ -39,9 +39,9 @@ def _patient() -> Iterator[None]:
         yield
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def server() -> Iterator[Server]:
-    """A server; every test gives it a script of its own."""
+    """A server of one test, which gives it a script: others' late requests do not count."""
     with run_server() as running:
         yield running
 

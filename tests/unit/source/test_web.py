@@ -44,9 +44,9 @@ ETAG = 'ETag: "v1"'
 WEIGHTS = "model.safetensors"
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def server() -> Iterator[Server]:
-    """A server; every test gives it a script of its own."""
+    """A server of one test, which gives it a script: others' late requests do not count."""
     with run_server() as running, patient_clients():
         yield running
 

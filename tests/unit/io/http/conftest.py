@@ -28,14 +28,14 @@ def _patient() -> Iterator[None]:
         yield
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture
 def server() -> Iterator[Server]:
-    """A server; every test gives it a script of its own."""
+    """A server of one test, which gives it a script: others' late requests do not count."""
     with run_server() as running:
         yield running
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture
 def other_server() -> Iterator[Server]:
     """Another origin: the same host, another port."""
     with run_server() as running:

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import given, strategies as st
 from support.corpus import load
-from support.servers import Server
+from support.servers import Server, server as run_server
 
 from blobstore.errors import BlobStoreError
 from blobstore.formats.safetensors.header import header_of
@@ -32,6 +32,13 @@ LINES = [
     b"Retry-After: 0\r\n",
 ]
 STATUSES = [b"101", b"103", b"200", b"204", b"206", b"302", b"304", b"416", b"503", b"999", b"000"]
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Server]:
+    """A server of all examples."""
+    with run_server() as running:
+        yield running
 
 
 @pytest.fixture(scope="module")
