@@ -29,6 +29,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from blobstore import kernels
 from blobstore.formats.dtypes import DType
 from blobstore.formats.quant import AFFINE_GROUP_SIZES, Quantization, QuantType
 from blobstore.kernels.arrays import Array, QuantizedArray, numpy_dtype
@@ -107,21 +108,23 @@ class Words:
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """Rows of a matrix: ``codes`` U8 ``[rows, cols]``; scales and biases of their groups.
+    """Rows of a matrix: their codes, in U32 ``words`` of each; scales and biases of their groups.
 
     These are float32 ``[rows, groups]``; where ``by_zero``, the biases are zero points instead.
     ``group``: consecutive columns that share them, or the number of each column's group.
     """
 
-    codes: Array
+    words: Array
+    packing: Words
     scales: Array
     biases: Array
     group: int | Array
     by_zero: bool = True
 
-    def of_columns(self, parts: Array, columns: Array) -> Array:
-        """Return scales or biases for columns."""
-        return parts[:, columns // self.group if isinstance(self.group, int) else self.group]
+    def of_columns(self, columns: Array) -> tuple[Array, Array]:
+        """Return the scales and the biases, or zero points, of columns."""
+        groups = columns // self.group if isinstance(self.group, int) else self.group
+        return self.scales[:, groups], self.biases[:, groups]
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,12 +173,18 @@ class IntegerCodes(ABC):
             yield region.suffix, *region.needs
 
     def values(self, read: ReadRegion, start: int, count: int, dtype: DType) -> Array:
-        """Return ``count`` values from flat index ``start`` on, in float32, rounded once."""
+        """Return ``count`` values from flat index ``start`` on, in float32, rounded once.
+
+        If `quantization` is not None, they are whole groups of it.
+        """
         first, rows = self._read(read, start, count)
-        columns = np.arange(self.cols)
+        quantization = self.quantization
+        if quantization is not None:
+            array = self._array(rows, quantization, start - first, count, DType.F32)
+            return kernels.dequantize(array, dtype)
+        scales, biases = rows.of_columns(np.arange(self.cols))
         with np.errstate(over="ignore", invalid="ignore"):
-            values = rows.codes.astype(np.float32)
-            scales, biases = (rows.of_columns(of, columns) for of in (rows.scales, rows.biases))
+            values = rows.packing.unpack(rows.words, 0, self.cols).astype(np.float32)
             values = (values - biases) * scales if rows.by_zero else values * scales + biases
             rounded: Array = values.reshape(-1)[start - first :][:count].astype(numpy_dtype(dtype))
         return rounded
@@ -186,20 +195,29 @@ class IntegerCodes(ABC):
         if quantization is None:
             raise AssertionError("no groups of ours fit")
         first, rows = self._read(read, start, count)
-        codes = rows.codes.reshape(-1)[start - first :][:count]
-        if quantization.quant_type is QuantType.INT4:
-            codes = codes[0::2] | codes[1::2] << np.uint8(_NIBBLE)
-        size = quantization.group_size
-        begin, kind = (start - first) // size, numpy_dtype(self.scale)
-        columns = np.arange(0, self.cols, size)
-        scales, biases = (
-            rows.of_columns(part, columns).reshape(-1)[begin:][: count // size]
-            for part in (rows.scales, rows.biases)
-        )
+        return self._array(rows, quantization, start - first, count, self.scale)
+
+    def _array(
+        self, rows: Rows, quantization: Quantization, start: int, count: int, scale: DType
+    ) -> QuantizedArray[Array]:
+        """Return some of the rows' values; scales and biases have the dtype ``scale``."""
+        bits, size = quantization.quant_type.bits, quantization.group_size
+        words = rows.words
+        if rows.packing != Words(bits) or words.shape[1] != self.cols * bits // _WORD:
+            codes = rows.packing.unpack(words, 0, self.cols)
+            if bits == _NIBBLE:
+                codes = codes[:, 0::2] | codes[:, 1::2] << np.uint8(_NIBBLE)
+            words = np.ascontiguousarray(codes).view(np.uint32)
+        words = words.reshape(-1)[start * bits // _WORD :][: count * bits // _WORD]
+        kind = numpy_dtype(scale)
+        scales, biases = rows.of_columns(np.arange(0, self.cols, size))
         with np.errstate(over="ignore", invalid="ignore"):
-            biases = (-scales * biases if rows.by_zero else biases).astype(kind)
-        words = np.ascontiguousarray(codes).view(np.uint32)
-        return QuantizedArray(words, scales.astype(kind), biases, None, quantization)
+            biases = -scales * biases if rows.by_zero else biases
+            parts = [
+                part.reshape(-1)[start // size :][: count // size].astype(kind)
+                for part in (scales, biases)
+            ]
+        return QuantizedArray(np.ascontiguousarray(words), *parts, None, quantization)
 
     def _range(self, start: int, count: int) -> tuple[int, int]:
         return start // self.cols, (start + count - 1) // self.cols + 1
@@ -252,11 +270,12 @@ class RowCodes(IntegerCodes):
             yield Region.lines(".zero", line, first // self.rows, (stop - 1) // self.rows + 1)
 
     def decoded(self, parts: Mapping[str, Array], first: int, stop: int) -> Rows:
-        if self.words is None:
-            codes = parts[""].reshape(-1, self.cols) + np.uint8(2 ** (self.bits - 1))
-        else:
-            lines = parts[""].view(np.uint32).reshape(stop - first, -1)
-            codes = self.words.unpack(lines, 0, self.cols)
+        words, packing = parts[""].reshape(stop - first, -1), self.words
+        if packing is None:
+            packing = Words(_BYTE)
+            padding = (0, -self.cols % _WORD_BYTES)
+            words = np.pad(words + np.uint8(2 ** (self.bits - 1)), ((0, 0), padding))
+        words = np.ascontiguousarray(words).view(np.uint32)
         scales = parts[".scale"].view(numpy_dtype(self.scale)).reshape(-1, self._groups)
         matrices = np.arange(first, stop) // self.rows - first // self.rows
         if not self.by_row:
@@ -271,7 +290,7 @@ class RowCodes(IntegerCodes):
             zeros = self._unpacked_zeros(parts[".zero"], first, stop)
         zeros = np.broadcast_to(zeros.astype(np.float32), scales.shape)
         by_zero = self.zeros != "biases"
-        return Rows(codes, scales.astype(np.float32), zeros, self.group, by_zero)
+        return Rows(words, packing, scales.astype(np.float32), zeros, self.group, by_zero)
 
     def _unpacked_zeros(self, raw: Array, first: int, stop: int) -> Array:
         """Return the zero points of rows, which are packed along the rows of each matrix."""
@@ -308,12 +327,9 @@ class ColumnCodes(IntegerCodes):
             yield Region.span(".order", 0, _WORD_BYTES * inputs)
 
     def decoded(self, parts: Mapping[str, Array], first: int, stop: int) -> Rows:
-        words, (begin, _) = Words(self.bits), self._outputs(first, stop)
+        begin, _ = self._outputs(first, stop)
         lines = parts[""].view(np.uint32)
-        if self.along_outputs:
-            codes = self._of_outputs(lines, first - begin, stop - begin).T
-        else:
-            codes = words.unpack(lines.T, 0, self.cols)
+        words = _transposed(lines)[first - begin : stop - begin] if self.along_outputs else lines.T
         packed = parts[".zero"].view(np.uint32)
         if self.zero_is_less_one and self.bits in (2, _NIBBLE, _BYTE):
             packed = packed + np.uint32((2**_WORD - 1) // (2**self.bits - 1))
@@ -322,7 +338,9 @@ class ColumnCodes(IntegerCodes):
             zeros = (zeros + np.uint8(1)) & np.uint8(2**self.bits - 1)
         scales = parts[".scale"].view(numpy_dtype(self.scale)).T
         group = parts[".order"].view(np.int32).reshape(-1) if self.permuted else self.group
-        return Rows(codes, scales.astype(np.float32), zeros.T.astype(np.float32), group)
+        words = np.ascontiguousarray(words)
+        parts32 = (part.astype(np.float32) for part in (scales, zeros.T))
+        return Rows(words, Words(self.bits), *parts32, group)
 
     def _packed(self, codes: int) -> int:
         return Words(self.bits).count(codes)
@@ -342,3 +360,21 @@ class ColumnCodes(IntegerCodes):
         if self.along_outputs:
             codes = codes.reshape(len(words), -1, len(_AWQ_PLACES))[..., _AWQ_PLACES]
         return codes.reshape(len(words), -1)[:, first:stop]
+
+
+def _transposed(words: Array) -> Array:
+    """Return AWQ's words ``[inputs, outputs / 8]`` as words of each output's codes, in order.
+
+    In each square of eight words, which are inputs, and eight codes, these change places: halves of
+    words first, then bytes, then single codes.
+    """
+    inputs, width = words.shape
+    squares = np.pad(words, ((0, -inputs % 8), (0, 0))).reshape(-1, 8, width).transpose(1, 2, 0)
+    squares = np.ascontiguousarray(squares)
+    for step, mask in ((4, 0x0000FFFF), (2, 0x00FF00FF), (1, 0x0F0F0F0F)):
+        for one in (number for number in range(8) if not number & step):
+            low, high, shift = squares[one], squares[one + step], np.uint32(4 * step)
+            changed = ((low >> shift) ^ high) & np.uint32(mask)
+            high ^= changed
+            low ^= changed << shift
+    return squares[_AWQ_PLACES].transpose(1, 0, 2).reshape(width * 8, -1)
