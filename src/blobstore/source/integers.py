@@ -65,8 +65,10 @@ class Region(NamedTuple):
 
     @property
     def needs(self) -> tuple[int, int]:
-        """The bytes from the first to the last one that is read."""
-        return self.first * self.line + self.begin, (self.stop - 1) * self.line + self.end
+        """The bytes that are read, or lie between: whole lines."""
+        if not self.line:
+            return self.begin, self.end
+        return self.first * self.line, self.stop * self.line
 
 
 ReadRegion = Callable[[Region], Array]
@@ -213,11 +215,11 @@ class IntegerCodes(ABC):
         scales, biases = rows.of_columns(np.arange(0, self.cols, size))
         with np.errstate(over="ignore", invalid="ignore"):
             biases = -scales * biases if rows.by_zero else biases
-            parts = [
+            scales, biases = (
                 part.reshape(-1)[start // size :][: count // size].astype(kind)
                 for part in (scales, biases)
-            ]
-        return QuantizedArray(np.ascontiguousarray(words), *parts, None, quantization)
+            )
+        return QuantizedArray(np.ascontiguousarray(words), scales, biases, None, quantization)
 
     def _range(self, start: int, count: int) -> tuple[int, int]:
         return start // self.cols, (start + count - 1) // self.cols + 1
@@ -339,8 +341,8 @@ class ColumnCodes(IntegerCodes):
         scales = parts[".scale"].view(numpy_dtype(self.scale)).T
         group = parts[".order"].view(np.int32).reshape(-1) if self.permuted else self.group
         words = np.ascontiguousarray(words)
-        parts32 = (part.astype(np.float32) for part in (scales, zeros.T))
-        return Rows(words, Words(self.bits), *parts32, group)
+        scales, zeros = scales.astype(np.float32), zeros.T.astype(np.float32)
+        return Rows(words, Words(self.bits), scales, zeros, group)
 
     def _packed(self, codes: int) -> int:
         return Words(self.bits).count(codes)
@@ -377,4 +379,5 @@ def _transposed(words: Array) -> Array:
             changed = ((low >> shift) ^ high) & np.uint32(mask)
             high ^= changed
             low ^= changed << shift
-    return squares[_AWQ_PLACES].transpose(1, 0, 2).reshape(width * 8, -1)
+    transposed: Array = squares[_AWQ_PLACES].transpose(1, 0, 2).reshape(width * 8, -1)
+    return transposed

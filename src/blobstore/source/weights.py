@@ -23,7 +23,6 @@ from types import MappingProxyType
 from typing import Any
 
 import numpy as np
-from numpy.lib.stride_tricks import as_strided
 
 from blobstore import kernels
 from blobstore.errors import UnsupportedSourceError, UsageError, quoted
@@ -217,6 +216,8 @@ class Scratch(threading.local):
         return memory[:nbytes].view(kind)
 
 
+_STRIP, _SPARSE = 2**20, 64
+"""Whole lines of a matrix are read together if at least that part of each is needed."""
 _BLOCK_SCALES = 2**18
 """Scales of FP8 blocks that are read at a time: 1.5 MiB at most for 4 MiB (`BlockRun.pieces`)."""
 
@@ -291,15 +292,20 @@ class SourceReaders:
     def _read_region(self, weight: SourceWeight, region: Region) -> Array:
         """Return bytes of one of the weight's tensors, U8 ``[lines, bytes]``."""
         tensor, (begin, end) = weight.parts[region.suffix], region.needs
+        if not region.line:
+            return self._read(tensor, begin, np.empty(end - begin, np.uint8))[None]
         width = region.end - region.begin
-        view = self._reader(tensor.file).view(tensor.offset + begin, end - begin)
-        if view is not None:
-            there = np.frombuffer(view, np.uint8)
-            shape, strides = (region.stop - region.first, width), (region.line, 1)
-            return np.ascontiguousarray(as_strided(there, shape, strides, writeable=False))
         read = np.empty((region.stop - region.first, width), np.uint8)
-        for number, line in enumerate(read):
-            self._read(tensor, begin + number * region.line, line)
+        # A request for each line costs more than the bytes between short ones.
+        at_once = max(1, _STRIP // region.line) if region.line <= _SPARSE * width else 1
+        for first in range(0, len(read), at_once):
+            lines = read[first : first + at_once]
+            if at_once == 1:
+                self._read(tensor, begin + first * region.line + region.begin, lines[0])
+                continue
+            strip = self.scratch.array("strip", len(lines) * region.line, np.dtype(np.uint8))
+            strip = self._read(tensor, begin + first * region.line, strip)
+            lines[:] = strip.reshape(len(lines), -1)[:, region.begin : region.end]
         return read
 
     def global_scale(self, weight: SourceWeight) -> np.float32:
