@@ -154,10 +154,13 @@ def test_two_workers_make_the_model_of_one_process(tmp_path: Path) -> None:
 
 @contextmanager
 def in_process(**options: Any) -> Iterator[tuple[Any, Any]]:
-    """Start a cluster in this process; give it with a client."""
+    """Start a cluster in this process, which is larger than its limit; give it with a client."""
+    import dask
     from distributed import Client, LocalCluster
 
+    limits = ("target", "spill", "pause", "terminate")
     with (
+        dask.config.set({f"distributed.worker.memory.{limit}": False for limit in limits}),
         LocalCluster(processes=False, dashboard_address=None, **options) as found,
         Client(found, set_as_default=False) as client,
     ):
