@@ -5,6 +5,7 @@ The laboratory runs these; the long form kills 200 workers.
 
 from __future__ import annotations
 
+import gc
 import itertools
 import json
 import os
@@ -36,6 +37,14 @@ pytestmark = [
     pytest.mark.timeout(1800),
     pytest.mark.filterwarnings("default"),  # tornado and Dask leave sockets to the collector
 ]
+
+
+@pytest.fixture(autouse=True)
+def _collected() -> Iterator[None]:
+    """Collect those sockets here: another test would fail for them."""
+    yield
+    gc.collect()
+
 
 PATIENCE_S = 600
 """How long processes try to reach each other; by default 30 s, after which clients give up."""
