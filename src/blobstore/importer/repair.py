@@ -235,7 +235,7 @@ def repair_model(
     bytes, and then of what is read of the source. ``open_source``: as in `plan_import`.
 
     Raises: NotFoundError for no such model; as `plan_import` for the source; UsageError when blobs
-    are damaged and there is no source, or if the import's options are unknown;
+    are damaged and no source is given, or the options of the import are unknown;
     UnsupportedSourceError when no damaged blob could be made from the source; BusyError;
     StorageError.
     """

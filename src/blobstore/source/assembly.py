@@ -399,7 +399,9 @@ def _columns(match: _Found) -> SourceWeight:
     """Read GPTQ's and AWQ's integer codes: config.json and the tensors must agree on them."""
     possible = match.config.column_settings(match.base)
     if not possible:
-        raise _unclear_error(match, "how it was quantized")
+        if (said := match.config.quant_method) in (None, "gptq", "awq"):
+            raise _unclear_error(match, "how it was quantized")
+        raise _refusal(match, f"config.json says that it was quantized by {quoted(said)}")
     zeros = match.companion(".qzeros")
     if zeros is None or zeros.dtype is not DType.I32:
         raise _refusal(match, "its zero points, X.qzeros (I32), are missing")
