@@ -82,8 +82,8 @@ def needed_for(source: SourceWeight, start: int, count: int) -> Iterator[Need]:
             yield _part(source.tensor, start, start + count)
             scales = source.block_run(start, count).scales
             yield _items(source.companions[".scale"], scales.start, scales.stop)
-        case Form.INTEGERS if source.integers is not None:
-            for suffix, begin, end in source.integers.needs(start, count):
+        case Form.CODED if source.coding is not None:
+            for suffix, begin, end in source.coding.needs(start, count):
                 yield _part(source.parts[suffix], begin, end)
             stated = () if start else (".shape", ".order")
             yield from (whole(source.companions[one]) for one in stated if one in source.companions)

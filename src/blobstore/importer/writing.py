@@ -150,7 +150,7 @@ def _source_key(source: SourceWeight, state: Callable[[SourceFile], str]) -> str
         ]
     )
     kind = f"{source.form.value} {source.dtype.value} {source.quantization} {source.block}"
-    coding = f"{source.inverse_scale} {source.integers}"
+    coding = f"{source.inverse_scale} {source.coding}"
     return f"{source.name}\n{kind} {coding} {source.shape}\n{parts}\n"
 
 

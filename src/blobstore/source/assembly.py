@@ -388,10 +388,10 @@ def _coded(match: _Found, codes: IntegerCodes, producer: str = "") -> SourceWeig
         (*lead, codes.rows, codes.cols),
         match.tensor,
         _companions(match),
-        Form.INTEGERS,
+        Form.CODED,
         producer or match.row.name,
         codes.quantization,
-        integers=codes,
+        coding=codes,
     )
 
 

@@ -22,10 +22,9 @@ Sources:
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from abc import abstractmethod
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import numpy as np
 
@@ -33,46 +32,12 @@ from blobstore import kernels
 from blobstore.formats.dtypes import DType
 from blobstore.formats.quant import AFFINE_GROUP_SIZES, Quantization, QuantType
 from blobstore.kernels.arrays import Array, QuantizedArray, numpy_dtype
+from blobstore.source.coding import Coding, ReadRegion, Region
 
 _WORD, _WORD_BYTES = 32, 4
 _NIBBLE, _BYTE = 4, 8
 _AWQ_PLACES = np.array([0, 4, 1, 5, 2, 6, 3, 7])
 """Where each of eight codes lies in a word of AWQ."""
-
-
-class Region(NamedTuple):
-    """Bytes ``begin`` to ``end`` of each of some lines of a tensor, by its suffix.
-
-    A line has ``line`` bytes; ``first`` and ``stop`` are the lines' numbers.
-    """
-
-    suffix: str
-    line: int
-    first: int
-    stop: int
-    begin: int
-    end: int
-
-    @classmethod
-    def span(cls, suffix: str, begin: int, end: int) -> Region:
-        """Return consecutive bytes."""
-        return cls(suffix, 0, 0, 1, begin, end)
-
-    @classmethod
-    def lines(cls, suffix: str, line: int, first: int, stop: int) -> Region:
-        """Return whole lines."""
-        return cls.span(suffix, first * line, stop * line)
-
-    @property
-    def needs(self) -> tuple[int, int]:
-        """The bytes that are read, or lie between: whole lines."""
-        if not self.line:
-            return self.begin, self.end
-        return self.first * self.line, self.stop * self.line
-
-
-ReadRegion = Callable[[Region], Array]
-"""Returns a region's bytes as U8 ``[lines, end - begin]``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +95,7 @@ class Rows:
 
 
 @dataclass(frozen=True, slots=True)
-class IntegerCodes(ABC):
+class IntegerCodes(Coding):
     """How the codes of matrices ``[rows, cols]`` lie in a source's tensors.
 
     ``group``: consecutive columns that share a scale, of dtype ``scale``. ``permuted``: columns of

@@ -272,7 +272,7 @@ def _tensors(read: list[tuple[SourceFile, Header]]) -> dict[str, SourceTensor]:
 def kind_of(weights: Iterable[SourceWeight]) -> str:
     """Return Ollama's name for a kind of checkpoint (x/create/classify.go, ollama@fb307609)."""
     forms = {weight.form for weight in weights}
-    if not forms.isdisjoint({Form.CODES, Form.INTEGERS}):
+    if not forms.isdisjoint({Form.CODES, Form.CODED}):
         return "prequantized"
     return "block-fp8" if Form.FP8 in forms else FLOAT
 

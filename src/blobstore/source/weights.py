@@ -2,7 +2,7 @@
 
 An unquantized weight is one tensor. A quantized one has companions: scales, biases, a global scale.
 An FP8 weight has one scale for each block of rows and columns; a whole matrix may be one, or a row.
-Integer codes of other programs are in integers.py.
+A coded weight is decoded by its `Coding`.
 
 `SourceReaders` reads the values, decoded, from files that are unchanged since the inventory. A tile
 is a range of consecutive values of matrices, cut where rows begin and end. A `Fetcher` reads files
@@ -32,8 +32,8 @@ from blobstore.io.budget import Cancellation
 from blobstore.io.ranges import SourceReader
 from blobstore.kernels.arrays import Array, QuantizedArray, numpy_dtype
 from blobstore.kernels.scales import BlockRun, decoded_scales
+from blobstore.source.coding import Coding, Region
 from blobstore.source.folders import SourceFile, SourceTensor
-from blobstore.source.integers import IntegerCodes, Region
 
 _EXPERT_MARKS = (".experts.", ".mlp.switch_mlp.", ".mlp.shared_experts.", ".mixer.shared_experts.")
 _EXPERT_COMPANIONS = (".bias", ".scale", ".qbias")
@@ -44,7 +44,7 @@ class Form(enum.Enum):
 
     PLAIN = "plain"
     CODES = "codes"
-    INTEGERS = "integers"
+    CODED = "coded"
     FP8 = "FP8"
 
 
@@ -58,12 +58,12 @@ class SourceWeight:
     ``tensor`` is that of the weight itself, ``companions`` are the others by the suffix of the
     array that they become (".scale", ".bias", ".global_scale"). ``producer`` is the program that
     quantized it, by its name in producers.py. ``quantization`` is that of ``CODES``, which are
-    copied or dequantized, and of ``INTEGERS``, None if ours has no such groups; ``dtype`` is then
-    the one that values are dequantized to. ``integers``: how ``INTEGERS`` lie. ``block``: rows and
-    columns of an ``FP8`` matrix that share a scale. ``inverse_scale``: the source stores what
-    values are divided by, as the global scale, or as scales of FP8. ``transposed``: ``shape``, and
-    the order of the values, have the last two axes of the checkpoint's tensor swapped; of ``PLAIN``
-    values these are swapped as they are read.
+    copied or dequantized, and of ``CODED`` values, None if ours has no such groups; ``dtype`` is
+    then the one that values are dequantized to. ``coding``: how ``CODED`` values are stored.
+    ``block``: rows and columns of an ``FP8`` matrix that share a scale. ``inverse_scale``: the
+    source stores what values are divided by, as the global scale, or as scales of FP8.
+    ``transposed``: ``shape``, and the order of the values, have the last two axes of the
+    checkpoint's tensor swapped; of ``PLAIN`` values these are swapped as they are read.
     """
 
     name: str
@@ -76,7 +76,7 @@ class SourceWeight:
     quantization: Quantization | None = None
     inverse_scale: bool = False
     transposed: bool = False
-    integers: IntegerCodes | None = None
+    coding: Coding | None = None
     block: tuple[int, int] | None = None
 
     @classmethod
@@ -117,7 +117,7 @@ class SourceWeight:
         For a transposed weight these are whole rows: in the file a row's values lie far apart, so
         reading half a row costs as much.
         """
-        in_rows = self.transposed or self.form is Form.INTEGERS
+        in_rows = self.transposed or self.form is Form.CODED
         return most - most % self.shape[-1] if in_rows and most > self.shape[-1] else most
 
     def stored_index(self, flat: int) -> tuple[int, ...]:
@@ -136,7 +136,7 @@ class SourceWeight:
             self.dtype,
             self.shape,
             self.quantization,
-            self.integers,
+            self.coding,
             self.block,
             scale and (scale.dtype, scale.shape),
         )
@@ -257,31 +257,31 @@ class SourceReaders:
             return self._read_stored(weight.tensor, start, count, kind)
         if weight.form is Form.FP8:
             return self._decode(weight, start, count)
-        if weight.integers is not None:
+        if weight.coding is not None:
             self._check_stated(weight, start)
             read = partial(self._read_region, weight)
-            return weight.integers.values(read, start, count, weight.dtype)
+            return weight.coding.values(read, start, count, weight.dtype)
         return self._dequantize(weight, start, count)
 
     def quantized(self, weight: SourceWeight, start: int, count: int) -> QuantizedArray[Array]:
-        """Return ``count`` values of integer codes, whole groups of ours, as they are stored.
+        """Return ``count`` values of a coded weight, whole groups of ours, as they are stored.
 
         Raises: as `values`.
         """
-        if weight.integers is None:
-            raise AssertionError("only integer codes are stored in another way")
+        if weight.coding is None:
+            raise AssertionError("only coded weights are stored in another way")
         self._check_stated(weight, start)
-        return weight.integers.quantized(partial(self._read_region, weight), start, count)
+        return weight.coding.quantized(partial(self._read_region, weight), start, count)
 
     def _check_stated(self, weight: SourceWeight, start: int) -> None:
         """Raise UnsupportedSourceError if a weight's tensors state another shape or order."""
         for suffix in (".shape", ".order"):
             tensor = weight.companions.get(suffix)
-            if tensor is None or start or weight.integers is None:
+            if tensor is None or start or weight.coding is None:
                 continue
             kind = np.dtype(np.int32 if tensor.dtype is DType.I32 else np.int64)
             said = self._read(tensor, 0, np.empty(tensor.nbytes // kind.itemsize, kind))
-            if not weight.integers.states(suffix, said, weight.shape):
+            if not weight.coding.states(suffix, said, weight.shape):
                 raise UnsupportedSourceError(
                     f"{quoted(tensor.name)} has {said[:8].tolist()}, which contradicts config.json"
                     f" and the shapes of {quoted(weight.tensor.name)} {list(weight.shape)}",
