@@ -23,6 +23,6 @@ def patient_clients() -> Iterator[None]:
     """
     with (
         mock.patch.object(client, "RetryPolicy", patient_policy),
-        mock.patch.object(connections, "_KEEP_ALIVE_S", 4 * _LONG_S),
+        mock.patch.object(connections, "KEEP_ALIVE_S", 4 * _LONG_S),
     ):
         yield

@@ -74,8 +74,8 @@ def streamed(nbytes: int = TINY, *, declared: bool = False) -> Iterator[Fetched]
         mock.patch.object(LocalFolder, "fill", fill),
         mock.patch.object(LocalFolder, "open", open_declared),
         mock.patch.object(segments, "SEGMENT", nbytes),
-        mock.patch.object(segments, "_GAP", 64),
-        mock.patch.object(writing, "_SEGMENTS", 4),
+        mock.patch.object(segments, "GAP", 64),
+        mock.patch.object(writing, "SEGMENTS", 4),
         mock.patch.object(schedule, "STATES_EVERY_S", 0),
     ):
         yield fetched

@@ -247,13 +247,13 @@ def _loads_in(plan: ExportPlan, options: ExportOptions) -> tuple[str, ...]:
 
 
 _COPY_BUFFER = 2**22
-_SPARE_THREADS = 1
+SPARE_THREADS = 1
 """Threads beyond the jobs: one that writes around the page cache waits for the disk.
 
 Another one works meanwhile: dequantizing with two jobs took 15 % less time, on a busy machine.
 """
 _BATCH_BYTES = 2**24
-_BATCH_PIECES = 256
+BATCH_PIECES = 256
 
 
 @dataclass(slots=True)
@@ -287,7 +287,7 @@ def write_files(plan: ExportPlan, folder: Path, jobs: int, progress: Progress) -
             with _create_file(path) as fd, os_errors("write", path):
                 write_all_at(fd, 0, memoryview(document.data))
         progress(document.size, document.path)
-    allow_open_files(2 * len(plan.shards) + 2 * (jobs + _SPARE_THREADS))
+    allow_open_files(2 * len(plan.shards) + 2 * (jobs + SPARE_THREADS))
     with os_errors("write to", folder):
         by_server = is_remote(folder)
     with ExitStack() as stack:
@@ -297,7 +297,7 @@ def write_files(plan: ExportPlan, folder: Path, jobs: int, progress: Progress) -
             files.append(stack.enter_context(_open_shard(shard, path, around=not by_server)))
             progress(len(shard.header), shard.path)
         batches = (batch for file in files for batch in _batches(file))
-        spare = _SPARE_THREADS if any(file.direct >= 0 for file in files) else 0
+        spare = SPARE_THREADS if any(file.direct >= 0 for file in files) else 0
         each(batches, _Work(progress).do, jobs + spare, name="export")
     with os_errors("write to", folder):
         for place in {folder, *((folder / file.path).parent for file in plan.files)}:
@@ -413,7 +413,7 @@ def _batches(file: _File) -> Iterator[tuple[_File, list[Step]]]:
     for step in file.shard.steps():
         batch.append(step)
         size += step.nbytes
-        if size >= _BATCH_BYTES or len(batch) == _BATCH_PIECES:
+        if size >= _BATCH_BYTES or len(batch) == BATCH_PIECES:
             yield file, batch
             batch, size = [], 0
     if batch:

@@ -103,7 +103,7 @@ def _items(tensor: SourceTensor, first: int, stop: int) -> Need:
 
 SEGMENT = 8 * 2**20
 """Bytes of a segment at most."""
-_GAP = 2**16
+GAP = 2**16
 """Bytes between two needed ranges that are fetched rather than asked for in two requests."""
 Span = tuple[int, int]
 """Bytes of a file: begin and end."""
@@ -198,7 +198,7 @@ def _cut(spans: Collection[Span], hashed: int | None, size: int) -> Iterator[Spa
                 continue
             if at == end:
                 at = first
-            elif last - at > SEGMENT or first - end > _GAP:
+            elif last - at > SEGMENT or first - end > GAP:
                 yield at, end
                 at = first
             while last - at > SEGMENT:

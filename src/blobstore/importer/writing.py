@@ -154,14 +154,14 @@ def _source_key(source: SourceWeight, state: Callable[[SourceFile], str]) -> str
     return f"{source.name}\n{kind} {coding} {source.shape}\n{parts}\n"
 
 
-_SPARE_THREADS = 3
+SPARE_THREADS = 3
 """More threads than asked for, so that cores have work while threads wait for the disk."""
 _SPARE_FAR = 1
 """Fewer are of use while others fetch."""
 _BUFFERS_A_THREAD = 4
 _SCRATCH = 4
 """Chunks that a thread needs besides its buffer: values read, decoded and cast, and scales."""
-_SEGMENTS = 16
+SEGMENTS = 16
 """Segments in memory at most: these bytes are under way on a fast line."""
 
 
@@ -185,7 +185,7 @@ def least_memory(jobs: int) -> int:
 
 def usual_memory(jobs: int) -> int:
     """Return the bytes that ``jobs`` threads work in when nothing else is said."""
-    threads = jobs + _SPARE_THREADS
+    threads = jobs + SPARE_THREADS
     return threads * (_BUFFERS_A_THREAD * RUN + _SCRATCH * CHUNK) + WINDOW * RUN
 
 
@@ -263,7 +263,7 @@ class _Making:
         readers = SourceReaders()
         try:
             works = schedule(self.blobs, self.sizes)
-            self._make_all(works, readers, _SPARE_THREADS, self.means.memory)
+            self._make_all(works, readers, SPARE_THREADS, self.means.memory)
             readers.check_unchanged()
         finally:
             readers.close()
@@ -275,7 +275,7 @@ class _Making:
         """
         jobs, memory = self.means.jobs, self.means.memory
         segments = Segments(files.values(), self.blobs.values(), self.declared.offsets)
-        count = max(2, min(_SEGMENTS, (memory - least_memory(jobs)) * 3 // 4 // SEGMENT))
+        count = max(2, min(SEGMENTS, (memory - least_memory(jobs)) * 3 // 4 // SEGMENT))
         count = min(count, len(segments.all))
         largest = max((segment.nbytes for segment in segments.all), default=0)
         allow_open_files(4 * jobs + 3 * len(self.blobs))

@@ -61,7 +61,7 @@ ATTEMPTS = 5
 _CONNECT = timedelta(seconds=10)
 _SILENCE = timedelta(seconds=20)
 _REQUEST = timedelta(seconds=300)  # 16 MiB at 56 KB/s
-_IDLE = timedelta(seconds=4)
+IDLE = timedelta(seconds=4)
 """How long a connection is kept for the next request: for less than servers keep it (Node.js and
 Apache: 5 s). A write with a condition that meets its end is not repeated, and fails."""
 _memory: dict[str, ObjectStore] = {}
@@ -163,7 +163,7 @@ def _cloud_store(scheme: str, bucket: str, options: Mapping[str, str]) -> Object
         "connect_timeout": _CONNECT,
         "read_timeout": _SILENCE,
         "timeout": _REQUEST,
-        "pool_idle_timeout": _IDLE,
+        "pool_idle_timeout": IDLE,
     }
     retry: Any = {"max_retries": ATTEMPTS - 1, "retry_timeout": _REQUEST}
     makers: dict[str, Any] = {"s3": S3Store, "gs": GCSStore, "az": AzureStore}

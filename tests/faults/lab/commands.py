@@ -47,8 +47,8 @@ class Command:
 
 def same_calls() -> None:
     """Make a command do the same calls in the same order: one thread, each finished blob noted."""
-    writing._SPARE_THREADS = 0
-    session._NOTE_EVERY_S = -1
+    writing.SPARE_THREADS = 0
+    session.NOTE_EVERY_S = -1
     hashing.width = lambda: 1
 
 

@@ -152,7 +152,7 @@ def test_a_damaged_blob_is_named(
 def test_a_blob_that_is_replaced_while_it_is_copied(
     store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(files, "_BATCH_PIECES", 1)
+    monkeypatch.setattr(files, "BATCH_PIECES", 1)
     with blobstore.open_model("m", store=store) as opened:
         blob = opened["model.layers.0.self_attn.q_proj.weight"].blob
     path = store.root / "blobs" / blob.file_name

@@ -100,7 +100,7 @@ def test_messages_have_the_kind_and_no_secret(text: str, kind: type, says: str) 
 
 def test_a_connection_that_was_idle_is_not_used_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its server may be about to close it, and a write with a condition is not repeated."""
-    monkeypatch.setattr(objects, "_IDLE", timedelta(0))
+    monkeypatch.setattr(objects, "IDLE", timedelta(0))
     used: list[int] = []
 
     def answer(asked: Asked) -> list[bytes]:

@@ -44,7 +44,7 @@ _LINE = re.compile(
 MAX_HEAD = 100 * 2**10
 """Bytes of a reply's head, and those of interim replies before it."""
 _BUFFER = 2**16
-_KEEP_ALIVE_S = 30
+KEEP_ALIVE_S = 30
 _MOST_IDLE = 256
 """Connections that are kept: redirects can lead to any number of servers."""
 _INTERIM = frozenset(range(102, 200))
@@ -178,7 +178,7 @@ class Connection(io.BufferedReader):
 
     def is_usable(self) -> bool:
         """Return True if neither a byte nor the end followed the last reply."""
-        if time.monotonic() - self._idle_since > _KEEP_ALIVE_S:
+        if time.monotonic() - self._idle_since > KEEP_ALIVE_S:
             return False
         try:
             self.peek()

@@ -219,7 +219,7 @@ class BlobWriter:
 
 
 _CHUNK = 2**20
-_NOTE_EVERY_S = 0.05
+NOTE_EVERY_S = 0.05
 _NOTED_AT_ONCE = 2**20
 
 
@@ -333,7 +333,7 @@ class LocalSession(Session):
         with self._mutex:
             self._keyed[key] = blob
             self._unnoted.append(key)
-            if blob.size >= _NOTED_AT_ONCE or time.monotonic() - self._noted_at > _NOTE_EVERY_S:
+            if blob.size >= _NOTED_AT_ONCE or time.monotonic() - self._noted_at > NOTE_EVERY_S:
                 self._write_notes()
                 self._noted_at = time.monotonic()
 
