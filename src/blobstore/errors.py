@@ -126,7 +126,7 @@ class CorruptDataError(BlobStoreError):
 
 
 class HeaderError(CorruptDataError):
-    """A safetensors file breaks one of the rules F1 to F19."""
+    """A safetensors file breaks one of the rules F1 to F19, or a GGUF file one of G1 to G8."""
 
 
 class DocumentError(CorruptDataError):
