@@ -304,7 +304,11 @@ def _read_set(folder: Folder, names: Sequence[str]) -> tuple[Groups, ShardIndex 
     """
     sets = weight_sets(names)
     only = sets[0] if len(sets) == 1 else WeightSet("")
-    indexes = [only.index] if only.index else [name for name in names if is_index(name)]
+    indexes = (
+        [only.index]
+        if only.index
+        else [name for name in names if is_index(name) and SUFFIX in name]
+    )
     if only.single and not only.index:
         return (read_files(folder, [only.single]),), None
     if len(indexes) == 1:

@@ -52,6 +52,7 @@ from blobstore.io.budget import MAX_TEXT
 from blobstore.io.ranges import BytesReader, Identity, OpenReader, SourceReader
 from blobstore.names import Digest, file_name, relative_path
 from blobstore.source.folders import FIRST_READ, SUFFIX, Entry, Folder, Found, LocalFolder
+from blobstore.source.torch_files import TORCH_SUFFIXES, torch_header
 
 _FILES = frozenset({"adapter_model.safetensors", "adapters.safetensors"})
 _PEFT_PREFIX = "base_model.model."
@@ -86,6 +87,7 @@ def adapter_error(path: str) -> UnsupportedSourceError:
 
 INDEX_NAME = "model.safetensors.index.json"
 SINGLE_NAME = "model.safetensors"
+WEIGHT_SUFFIXES = (SUFFIX, *TORCH_SUFFIXES)
 MAX_INDEX = MAX_TEXT
 MAX_INDEX_VALUES = 2_000_000
 """Values of an index: a checkpoint of 1,000,000 tensors needs one for each, and some more."""
@@ -93,13 +95,15 @@ MAX_SHARDS = 10_000
 """Files of an index: the largest checkpoints have some hundreds; on a server each is a request."""
 
 _FIRST = "model"
-_STEM = r"(?P<stem>model|diffusion_pytorch_model|consolidated)"
+_TORCH_STEM, _TORCH_SUFFIX = "pytorch_model", ".bin"
+_STEM = rf"(?P<stem>model|diffusion_pytorch_model|consolidated|{_TORCH_STEM})"
+_FORMAT = r"(?P<format>\.safetensors|\.bin)"
 _VARIANT = r"\.(?P<variant>[A-Za-z0-9_]+)"
 _NUMBERS = r"(?P<number>[0-9]{1,6})-of-(?P<total>[0-9]{1,6})"
-_INDEX_FILE = re.compile(rf"{_STEM}\.safetensors\.index(?:{_VARIANT})?\.json", re.ASCII)
+_INDEX_FILE = re.compile(rf"{_STEM}{_FORMAT}\.index(?:{_VARIANT})?\.json", re.ASCII)
 _WEIGHT_FILES = (
-    re.compile(rf"{_STEM}-{_NUMBERS}{_VARIANT}\.safetensors", re.ASCII),  # an older diffusers
-    re.compile(rf"{_STEM}(?:{_VARIANT})?(?:-.+)?\.safetensors", re.ASCII | re.DOTALL),
+    re.compile(rf"{_STEM}-{_NUMBERS}{_VARIANT}{_FORMAT}", re.ASCII),  # an older diffusers
+    re.compile(rf"{_STEM}(?:{_VARIANT})?(?:-.+)?{_FORMAT}", re.ASCII | re.DOTALL),
 )
 _SHARD_FILE = re.compile(rf"(?P<before>.+-){_NUMBERS}(?P<after>\..+)", re.ASCII)
 
@@ -112,11 +116,11 @@ class ShardIndex:
     document: Mapping[str, Any]
 
     @classmethod
-    def parse(cls, raw: bytes, what: str = "shard index") -> ShardIndex:
+    def parse(cls, raw: bytes, what: str = "shard index", suffix: str = SUFFIX) -> ShardIndex:
         """Return the index in ``raw``.
 
         Raises: DocumentError (rule I1) when weight_map is missing or empty, or names a file that is
-        not a plain ``*.safetensors`` file; LimitExceededError for more than 200 MB or 10,000 files.
+        not a plain one with the suffix; LimitExceededError for more than 200 MB or 10,000 files.
         """
         document = parse_object(raw, what, rule="I1", limit=MAX_INDEX, values=MAX_INDEX_VALUES)
         weight_map = document.get("weight_map")
@@ -127,7 +131,7 @@ class ShardIndex:
         checked: set[str] = set()
         for tensor, name in weight_map.items():
             if not isinstance(name, str) or name not in checked:
-                checked.add(_shard_name(name, f"{what}: weight_map of {quoted(tensor)}"))
+                checked.add(_shard_name(name, suffix, f"{what}: weight_map of {quoted(tensor)}"))
         if len(checked) > MAX_SHARDS:
             raise LimitExceededError(
                 f"limit exceeded: {what} names {len(checked):,} files, at most {MAX_SHARDS:,}",
@@ -140,13 +144,13 @@ class ShardIndex:
         return sorted(set(self.weight_map.values()))
 
 
-def _shard_name(value: object, place: str) -> str:
+def _shard_name(value: object, suffix: str, place: str) -> str:
     try:
         name = file_name(value)
     except BlobStoreError as error:
         raise DocumentError(f"{place}: {error.message} (rule I1)", rule="I1") from None
-    if not name.endswith(SUFFIX):
-        raise DocumentError(f"{place}: {name!r} is not a .safetensors file (rule I1)", rule="I1")
+    if not name.endswith(suffix):
+        raise DocumentError(f"{place}: {name!r} is not a {suffix} file (rule I1)", rule="I1")
     return name
 
 
@@ -155,10 +159,13 @@ def headers(
 ) -> AbstractContextManager[Iterator[tuple[SourceReader, Header]]]:
     """Give a reader of each file, which is closed in its turn, and the file's header.
 
-    Raises: as `Folder.reading` and `header_of`.
+    Files of one call are of one format. Raises: as `Folder.reading`; `header_of` or `torch_header`.
     """
+    are_torch = bool(names) and names[0].endswith(TORCH_SUFFIXES)
 
     def read(reader: SourceReader) -> tuple[SourceReader, Header]:
+        if are_torch:
+            return reader, torch_header(reader, folder.budget)
         return reader, header_of(reader, folder.budget, first_nbytes=FIRST_READ)
 
     return folder.read_each(names, read)
@@ -170,7 +177,8 @@ def read_index(folder: Folder, name: str = INDEX_NAME) -> ShardIndex:
     Raises: NotFoundError (no index, a shard that is missing), DocumentError, LimitExceededError,
     StorageError.
     """
-    index = ShardIndex.parse(folder.read(name, MAX_INDEX), folder.place(name))
+    suffix = _TORCH_SUFFIX if name.startswith(_TORCH_STEM) else SUFFIX
+    index = ShardIndex.parse(folder.read(name, MAX_INDEX), folder.place(name), suffix)
     present = folder.names()
     if present is not None and (missing := sorted(set(index.files).difference(present))):
         raise missing_shard(folder, name, missing[0])
@@ -264,19 +272,22 @@ class WeightSet:
 def weight_sets(names: Iterable[str]) -> list[WeightSet]:
     """Return the sets of weights among a folder's files, except those that a loader ignores.
 
-    With ``model`` all others are ignored; with a set all its variants.
+    With ``model`` all others are ignored; with a set all its variants. PyTorch's files count if
+    there are no others.
     """
     sets: dict[str, WeightSet] = {}
     for name in sorted(names):
         if (stem := set_of(name)) is None:
             continue
         found = sets.setdefault(stem, WeightSet(stem))
-        if not name.endswith(SUFFIX):
+        if name.endswith(".json"):
             found.index = name
-        elif name == f"{stem}{SUFFIX}":
+        elif name.rpartition(".")[0] == stem:
             found.single = name
         else:
             found.shards.append(name)
+    others = {name: found for name, found in sets.items() if not name.startswith(_TORCH_STEM)}
+    sets = others or sets
     if _FIRST in sets:
         return [sets[_FIRST]]
     return [
@@ -286,9 +297,9 @@ def weight_sets(names: Iterable[str]) -> list[WeightSet]:
 
 def set_of(name: str) -> str | None:
     """Return the name of the set of weights that a file belongs to by its name, or None."""
-    patterns = _WEIGHT_FILES if name.endswith(SUFFIX) else (_INDEX_FILE,)
+    patterns = (_INDEX_FILE,) if name.endswith(".json") else _WEIGHT_FILES
     match = next((match for pattern in patterns if (match := pattern.fullmatch(name))), None)
-    if match is None:
+    if match is None or (match["stem"] == _TORCH_STEM) != (match["format"] == _TORCH_SUFFIX):
         return None
     return f"{match['stem']}.{match['variant']}" if match["variant"] else match["stem"]
 
@@ -307,13 +318,13 @@ def is_index(name: str) -> bool:
 
     Some names include a variant: ``model.safetensors.index.fp16.json``.
     """
-    return name.endswith(".json") and ".safetensors.index." in name
+    return name.endswith(".json") and (".safetensors.index." in name or ".bin.index." in name)
 
 
 def split_file(path: str) -> tuple[str, str | None]:
     """Return a path as folder and file; None if its last part is not the name of a file."""
     above, _, last = path.rpartition("/")
-    return (above, last) if last.endswith(SUFFIX) or is_index(last) else (path, None)
+    return (above, last) if last.endswith(WEIGHT_SUFFIXES) or is_index(last) else (path, None)
 
 
 def check_complete(folder: Folder, shards: Iterable[str]) -> None:

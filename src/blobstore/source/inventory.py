@@ -35,6 +35,7 @@ from blobstore.names import file_name
 from blobstore.source.addresses import Source, folder_or_file, open_folder
 from blobstore.source.assembly import source_weights
 from blobstore.source.files import (
+    WEIGHT_SUFFIXES,
     KeptFile,
     ShardCheck,
     ShardIndex,
@@ -60,8 +61,10 @@ from blobstore.source.folders import (
     SourceTensor,
 )
 from blobstore.source.producers import OWN
+from blobstore.source.torch_files import TORCH_SUFFIXES
 from blobstore.source.weights import Form, SourceWeight
 
+_OUTPUT = "lm_head.weight"
 FLOAT = "float"
 """The kind of a checkpoint without quantized weights."""
 
@@ -149,9 +152,14 @@ def _read_folder(
         if CONFIG_NAME in documents
         else None
     )
-    kept, left_out = other_files(folder, {*chosen, *documents}, without)
-    files = tuple(file for file, _ in read)
-    return Inventory(folder.name, folder, files, _tensors(read), documents, config, kept, left_out)
+    own = {*chosen, *documents}
+    if chosen[0].endswith(TORCH_SUFFIXES):  # an export has no files of the names in its index
+        own |= {name for name in names if is_index(name)}
+    kept, left_out = other_files(folder, own, without)
+    files, tensors = tuple(file for file, _ in read), _tensors(read)
+    if config is not None:
+        tensors = _without_tied(tensors, config)
+    return Inventory(folder.name, folder, files, tensors, documents, config, kept, left_out)
 
 
 def _choose(folder: Folder, names: list[str]) -> WeightSet:
@@ -178,8 +186,8 @@ def _files_without_index(folder: Folder, weights: WeightSet) -> list[str]:
     check_complete(folder, weights.shards)
     if weights.single and weights.shards:
         raise UnsupportedSourceError(
-            f"{folder.name} has both {weights.single} and {weights.name}-*.safetensors, and no"
-            " index says which one counts",
+            f"{folder.name} has both {weights.single} and {weights.shards[0]}, and no index says"
+            " which one counts",
             path=folder.name,
             hint="Move one of them away, or import the file itself:"
             f" {folder.place(weights.single)}",
@@ -188,8 +196,9 @@ def _files_without_index(folder: Folder, weights: WeightSet) -> list[str]:
 
 
 def _weights_hint(folder: Folder, names: list[str]) -> str | None:
-    if files := [name for name in names if name.endswith(SUFFIX)]:
-        return f"Import the file itself: {folder.place(files[0])}"
+    for suffix in WEIGHT_SUFFIXES:
+        if files := [name for name in names if name.endswith(suffix)]:
+            return f"Import the file itself: {folder.place(files[0])}"
     if other := other_weights(names):
         return f"{other} is not safetensors: convert it first."
     if (inner := folder_with_weights(folder)) is not None:
@@ -267,6 +276,22 @@ def _tensors(read: list[tuple[SourceFile, Header]]) -> dict[str, SourceTensor]:
     if not tensors:
         raise NotFoundError(f"no tensors in {', '.join(file.path for file, _ in read)}")
     return dict(sorted(tensors.items()))
+
+
+def _without_tied(
+    tensors: dict[str, SourceTensor], config: SourceConfig
+) -> dict[str, SourceTensor]:
+    """Return the tensors without an output layer that has the very bytes of another tensor.
+
+    transformers leaves it out of safetensors too, unless config.json says that the embeddings are
+    not tied (modeling_utils.py `save_pretrained` at version 5.24.0).
+    """
+    output, said = tensors.get(_OUTPUT), {**config.others, **(config.text_config or {})}
+    if output is None or said.get("tie_word_embeddings") is False or not output.nbytes:
+        return tensors
+    places = [(tensor.file.name, tensor.offset) for tensor in tensors.values()]
+    is_tied = places.count((output.file.name, output.offset)) > 1
+    return {name: one for name, one in tensors.items() if name != _OUTPUT or not is_tied}
 
 
 def kind_of(weights: Iterable[SourceWeight]) -> str:
