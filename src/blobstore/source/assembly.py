@@ -36,6 +36,8 @@ from blobstore.source.producers import (
     MODELOPT_NVFP4,
     OWN,
     REFUSED_FORMATS,
+    REFUSED_METHODS,
+    TOOLS,
     Found,
     Producer,
     TensorLike,
@@ -61,6 +63,9 @@ def look_packed(
     ``tensors`` match no producer; ``everything`` includes their possible companions. One
     may be named more than once.
     """
+    config = config or SourceConfig()
+    if (named := REFUSED_METHODS.get(config.quant_method or "")) is not None:
+        yield from _of_method(tensors, named)
     dtypes = {tensor.dtype for tensor in tensors.values()}
     for sign in REFUSED_FORMATS:
         if dtypes.isdisjoint(sign.dtypes):
@@ -76,7 +81,7 @@ def look_packed(
     for name in tensors:
         if (row := row_of(name, everything)) is not None and row not in IMPORTED:
             yield name, f"{row.name} weights are not imported"
-    yield from _unexplained(tensors, config or SourceConfig())
+    yield from _unexplained(tensors, config)
 
 
 def _may_be_weight(name: str, tensor: TensorLike) -> bool:
@@ -86,17 +91,24 @@ def _may_be_weight(name: str, tensor: TensorLike) -> bool:
     )
 
 
+def _of_method(tensors: Mapping[str, TensorLike], method: str) -> Iterator[tuple[str, str]]:
+    """Yield the tensors that may hold codes of a method that is not imported."""
+    for name, tensor in tensors.items():
+        if tensor.dtype in _CODES and tensor.nbytes * 8 // tensor.dtype.bits >= _LEAST_ELEMENTS:
+            said = f"config.json says that it was quantized by {method}"
+            yield name, f"{said}, which is not imported"
+
+
 def _unexplained(
     tensors: Mapping[str, TensorLike], config: SourceConfig
 ) -> Iterator[tuple[str, str]]:
     """Yield the tensors that config.json calls quantized, but whose format is unknown."""
     method, settings = config.quant_method, config.mlx_quantization
+    if method is not None and method not in _KNOWN_METHODS:
+        yield from _of_method(tensors, quoted(method))
+        return
     for name, tensor in tensors.items():
-        if method is not None and method not in _KNOWN_METHODS:
-            if tensor.dtype in _CODES and tensor.nbytes * 8 // tensor.dtype.bits >= _LEAST_ELEMENTS:
-                said = f"config.json says that it was quantized by {quoted(method)}"
-                yield name, f"{said}, which is not imported"
-        elif tensor.dtype is DType.U8 and name.endswith("_blocks") and method == "mxfp4":
+        if tensor.dtype is DType.U8 and name.endswith("_blocks") and method == "mxfp4":
             yield name, "its _scales are missing"
         elif tensor.dtype is DType.I8 and name.endswith(".weight") and method is not None:
             yield name, "its scales are missing"
@@ -128,7 +140,10 @@ def source_weights(
     Raises: UnsupportedSourceError, with tensor, format and reason, if a weight is packed in another
     way, if its parts do not fit together or one is missing, or if two weights have one name.
     """
-    rows = {name: row for name in tensors if (row := row_of(name, tensors, IMPORTED))}
+    method = config.quant_method if config is not None else None
+    # Quark stores FP8 as others do.
+    imported = (*BLOCK_FP8, OWN) if method in REFUSED_METHODS else IMPORTED
+    rows = {name: row for name in tensors if (row := row_of(name, tensors, imported))}
     consumed = set(rows)
     unknown = config.unknown_coding if config is not None else None
     weights = []
@@ -142,7 +157,7 @@ def source_weights(
         module = base.removesuffix(".weight")
         consumed.update(base + suffix for suffix in producer.companions)
         consumed.update(module + suffix for suffix in producer.dropped)
-    if weights and config is not None and config.quant_method is not None:
+    if weights and method is not None:
         consumed.update(name for name in tensors if name.endswith(KV_CACHE_SCALES))
     rest = {name: tensor for name, tensor in tensors.items() if name not in consumed}
     for name, reason in look_packed(rest, tensors, config):
@@ -180,11 +195,14 @@ def _unclear_error(match: _Found, what: str, then: str = "") -> UnsupportedSourc
 def _refused(
     tensor: SourceTensor, kind: str, reason: str, hint: str | None = None
 ) -> UnsupportedSourceError:
+    with_tool = (
+        f"Dequantize it with {tool}, or i" for name, tool in TOOLS.items() if name in reason
+    )
     return UnsupportedSourceError(
         f"{quoted(tensor.name)} is {kind}: {reason}",
         tensor=tensor.name,
         path=tensor.file.path,
-        hint=hint or "Import the unquantized checkpoint.",
+        hint=hint or f"{next(with_tool, 'I')}mport the unquantized checkpoint.",
     )
 
 

@@ -31,7 +31,8 @@ optimum/quanto/tensor/qtensor.py `save_to_state_dict`, @1a707590 tensor/weights/
 ``_scale``, ``_shift``; packed codes are ``_data._data``); torchao, pytorch/ao @19264180
 torchao/prototype/safetensors/safetensors_support.py `flatten_tensor_state_dict`
 (``X._weight_qdata``, ``X._weight_scale``); bitsandbytes as above, whose codes have the dtype of
-``bnb_4bit_quant_storage``.
+``bnb_4bit_quant_storage``; AQLM, VPTQ, SpQR, HIGGS, SINQ, FPQuant, huggingface/transformers 5.24.0
+integrations/; QuIP#, Cornell-RelaxML/quip-sharp lib/linear/quantized_linear.py.
 """
 
 from __future__ import annotations
@@ -341,6 +342,14 @@ REFUSED_FORMATS = (
     RefusedFormat(".weight_packed", _INTEGERS, "packed integers need X.weight_scale, of floats"),
     RefusedFormat(".qweight", _INTEGERS, "AWQ and GPTQ weights need X.scales, of floats"),
     RefusedFormat("", _ANY, "bitsandbytes weights are not imported", ".absmax"),
+    RefusedFormat(".W_q", _ANY, "weights of HQQ or SINQ are not imported"),
+    RefusedFormat(".codes", _ANY, "AQLM weights are not imported", ".codebooks"),
+    RefusedFormat(".indices", _ANY, "VPTQ weights are not imported", ".centroids.weight"),
+    RefusedFormat(".dense_weights", _ANY, "SpQR weights are not imported", ".row_offsets"),
+    RefusedFormat(".Qidxs", _ANY, "QuIP# weights are not imported", ".SU"),
+    RefusedFormat(".trellis", _ANY, "QTIP weights are not imported", ".SU"),
+    RefusedFormat(".weight", _ANY, "HIGGS weights are not imported", ".tables"),
+    RefusedFormat(".qweight", _U8, "FPQuant weights are not imported", ".scales"),
     RefusedFormat("._data", _ANY, "quanto weights are not imported", "._scale"),
     RefusedFormat("._data._data", _ANY, "quanto weights are not imported", "._scale"),
     RefusedFormat("_qdata", _ANY, "torchao weights are not imported", "_scale"),
@@ -354,6 +363,50 @@ REFUSED_FORMATS = (
     RefusedFormat("_blocks", _U8, "{companion} do not fit blocks of gpt-oss", "_scales"),
 )
 """Formats that are refused by name, the most specific first, for tensors that match no row."""
+
+REFUSED_METHODS = {
+    "aqlm": "AQLM",
+    "bitnet": "BitNet",
+    "eetq": "EETQ",
+    "exl2": "EXL2",
+    "exl3": "EXL3",
+    "fouroversix": "Four Over Six",
+    "fp_quant": "FPQuant",
+    "gemma": "Gemma's quantization",
+    "higgs": "HIGGS",
+    "hqq": "HQQ",
+    "metal": "transformers' Metal",
+    "quanto": "quanto",
+    "quark": "Quark",
+    "quip": "QuIP#",
+    "sinq": "SINQ",
+    "spqr": "SpQR",
+    "torchao": "torchao",
+    "vptq": "VPTQ",
+}
+"""Programs whose integers are not imported, by their ``quant_method`` in config.json."""
+TOOLS = {
+    "AQLM": "aqlm (aqlm.utils)",
+    "BitNet": "transformers (integrations.bitnet.unpack_weights)",
+    "EETQ": "EETQ",
+    "EXL2": "exllamav2 (ExLlamaV2Linear.get_weight_tensor_dq)",
+    "EXL3": "exllamav3 (LinearEXL3.get_weight_tensor)",
+    "Four Over Six": "fouroversix",
+    "FPQuant": "fp_quant",
+    "Gemma": "transformers (integrations.gemma_quant)",
+    "HIGGS": "transformers (model.dequantize)",
+    "HQQ": "hqq (HQQLinear.dequantize)",
+    "Metal": "transformers (MetalConfig(dequantize=True))",
+    "QTIP": "qtip",
+    "QuIP#": "quip-sharp",
+    "Quark": "amd-quark (quark.torch.import_model_from_safetensors)",
+    "SINQ": "sinq",
+    "SpQR": "spqr_quant",
+    "VPTQ": "vptq (VQuantLinear.dequant)",
+    "quanto": "optimum-quanto (QTensor.dequantize)",
+    "torchao": "torchao (tensor.dequantize)",
+}
+"""What dequantizes the weights of each."""
 
 
 @dataclass(frozen=True, slots=True)

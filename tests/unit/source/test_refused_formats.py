@@ -7,6 +7,7 @@ that contradicts them.
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from support.producers import block_fp8, gpt_oss, mlx_affine, nvfp4
 
 import blobstore
 from blobstore.errors import UnsupportedSourceError
+from blobstore.source.producers import TOOLS
 from blobstore.store.local.store import Store
 
 Array = np.ndarray[Any, Any]
@@ -120,7 +122,35 @@ REFUSED: list[tuple[Tensors, dict[str, Any], str]] = [
         "how it was quantized",
     ),
     (only(_weight=BYTES, _weight_scales=np.ones(64, np.float16)), {}, "EETQ"),
-    (only(_W_q=np.zeros((32, 64), np.uint8)), method("hqq"), "'hqq'"),
+    (only(_a=WORDS), method("other"), "'other'"),
+    # By their methods or their tensors: names of the programs
+    (only(_W_q=BYTES), method("hqq"), "HQQ"),
+    (only(_W_q=BYTES), method("sinq"), "SINQ"),
+    (only(_W_q=BYTES), {}, "HQQ or SINQ"),
+    (only(_codes=BYTES, _codebooks=ones(1, 256, 1, 8)), method("aqlm"), "AQLM"),
+    (only(_codes=BYTES, _codebooks=ones(1, 256, 1, 8)), {}, "AQLM"),
+    ({f"{UP}.indices": ones(64, 64), f"{UP}.centroids.weight": ones(1, 64)}, {}, "VPTQ"),
+    ({f"{UP}.indices": WORDS, f"{UP}.centroids.weight": ones(1, 64)}, method("vptq"), "VPTQ"),
+    ({f"{UP}.dense_weights": WORDS, f"{UP}.row_offsets": WORDS[:1]}, {}, "SpQR"),
+    ({f"{UP}.dense_weights": WORDS}, method("spqr"), "SpQR"),
+    (only(_Qidxs=WORDS, _SU=ones(64), _SV=ones(64)), {}, "QuIP#"),
+    (only(_trellis=WORDS, _SU=ones(64), _SV=ones(64)), {}, "QTIP"),
+    (only(_trellis=WORDS.astype(np.int16), _suh=ones(64), _svh=ones(64)), method("exl3"), "EXL3"),
+    (only(_trellis=WORDS.astype(np.int16), _suh=ones(64), _svh=ones(64)), {}, "EXL3"),
+    ({f"{UP}.{one}": WORDS for one in ("q_weight", "q_scale", "q_invperm")}, {}, "EXL2"),
+    (only(_weight=WORDS, _scales=ones(64, 4), _tables=ones(16)), method("higgs"), "HIGGS"),
+    (only(_weight=WORDS, _scales=ones(64, 4), _tables=ones(16)), {}, "HIGGS"),
+    (only(_qweight=STACKED, _scales=STACKED), {}, "FPQuant"),
+    (only(_qweight=STACKED, _scales=STACKED), method("fp_quant"), "FPQuant"),
+    (only(_weight=BYTES, _weight_scales=ones(64)), method("eetq"), "EETQ"),
+    ({f"{UP}.weight": STACKED, f"{UP}.weight_scale": ones(1)}, method("bitnet"), "BitNet"),
+    ({f"{UP}.weight": BYTES, f"{UP}.weight_scale": ones(64, 1)}, method("quark"), "Quark"),
+    ({f"{UP}.weight": WORDS, f"{UP}.weight_scale": ones(4, 64)}, method("quark"), "Quark"),
+    ({f"{UP}.weight": STACKED, f"{UP}.weight_scale": ones(64, 1)}, method("gemma"), "Gemma"),
+    ({f"{UP}.weight._data": BYTES, f"{UP}.weight._scale": ones(64, 1)}, method("quanto"), "quanto"),
+    (only(_weight=WORDS.view(np.uint32), _qbiases=ones(32, 8)), method("metal"), "Metal"),
+    (only(_weight=STACKED), method("fouroversix"), "Four Over Six"),
+    (only(_q=WORDS), method("quip"), "QuIP#"),
 ]
 
 
@@ -135,7 +165,9 @@ def test_a_source_is_refused_by_name_and_reason_whatever_is_asked_for(tmp_path: 
         assert (error.tensor or "").startswith(UP), (reason, str(error))
         assert reason in str(error)
         assert error.path == str(source / "model.safetensors")
-        assert error.hint
+        assert ("Dequantize it with" in (error.hint or "")) is any(
+            re.search(rf"\b{re.escape(name)}(?!\w)", reason) for name in TOOLS
+        ), (reason, error.hint)
 
 
 def test_keys_that_say_nothing_of_codes(tmp_path: Path) -> None:
