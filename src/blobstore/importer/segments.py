@@ -85,8 +85,7 @@ def needed_for(source: SourceWeight, start: int, count: int) -> Iterator[Need]:
         case Form.CODED if source.coding is not None:
             for suffix, begin, end in source.coding.needs(start, count):
                 yield _part(source.parts[suffix], begin, end)
-            stated = () if start else (".shape", ".order")
-            yield from (whole(source.companions[one]) for one in stated if one in source.companions)
+            yield from (whole(source.companions[one]) for one in source.stated if not start)
         case Form.CODES if source.quantization is not None:
             for part in source.quantization.parts((count,), source.companions[".scale"].dtype):
                 items = math.prod(part.shape)

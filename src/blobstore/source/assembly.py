@@ -18,9 +18,14 @@ from blobstore.errors import UnsupportedSourceError, UsageError, quoted
 from blobstore.formats.checkpoint import ColumnSettings, SourceConfig, WeightGroup
 from blobstore.formats.dtypes import DType
 from blobstore.formats.quant import Part, Quantization, QuantType
+from blobstore.model.facts import float_dtype
+from blobstore.source.blocks import four_bits_of, int8_of
+from blobstore.source.coding import Coding
 from blobstore.source.folders import SourceTensor
-from blobstore.source.integers import ColumnCodes, IntegerCodes, RowCodes, Words
+from blobstore.source.integers import ColumnCodes, RowCodes, Words
 from blobstore.source.producers import (
+    BITSANDBYTES,
+    BITSANDBYTES_INT8,
     BLOCK_FP8,
     COMPRESSED_INTEGERS,
     COMPRESSED_MXFP4,
@@ -51,6 +56,11 @@ _LEAST_ELEMENTS = 1024
 _KNOWN_METHODS = frozenset({"fp8", "modelopt", "compressed-tensors", "mxfp4"})
 _INTEGERS = {DType.U8, DType.I8, DType.I16, DType.U16, DType.I32, DType.U32, DType.I64, DType.U64}
 _CODES = FP8 | _INTEGERS
+
+
+# Their linear weights are [inputs, outputs], and transformers transposes them for bitsandbytes
+# (5.24.0 integrations/bitsandbytes.py `Bnb4bitQuantize`).
+_CONV1D = frozenset({"clvp", "decision_transformer", "gpt2", "imagegpt", "openai-gpt"})
 
 
 def look_packed(
@@ -96,7 +106,7 @@ def _of_method(tensors: Mapping[str, TensorLike], method: str) -> Iterator[tuple
     for name, tensor in tensors.items():
         if tensor.dtype in _CODES and tensor.nbytes * 8 // tensor.dtype.bits >= _LEAST_ELEMENTS:
             said = f"config.json says that it was quantized by {method}"
-            yield name, f"{said}, which is not imported"
+            yield name, f"{said}, in a way that is not imported"
 
 
 def _unexplained(
@@ -133,9 +143,13 @@ Others have the same tensors with another meaning.
 
 
 def source_weights(
-    tensors: Mapping[str, SourceTensor], config: SourceConfig | None
+    tensors: Mapping[str, SourceTensor],
+    config: SourceConfig | None,
+    states: Mapping[str, bytes] | None = None,
 ) -> tuple[SourceWeight, ...]:
     """Return the weights of a checkpoint, sorted by name; companions are part of their weight.
+
+    ``states``: the bytes of the tensors that say how a weight is stored (`STATED`), by their names.
 
     Raises: UnsupportedSourceError, with tensor, format and reason, if a weight is packed in another
     way, if its parts do not fit together or one is missing, or if two weights have one name.
@@ -151,7 +165,9 @@ def source_weights(
         if unknown is not None and producer not in (MLX, OWN):
             reason = f"config.json has {quoted(unknown)}, which is not supported"
             raise _refused(tensors[name], producer.name, reason)
-        weights.append(_READERS[producer](Found(producer, name, tensors, lambda: config)))
+        weights.append(
+            _READERS[producer](Found(producer, name, tensors, lambda: config, states or {}))
+        )
         base = name.removesuffix(producer.weight)
         # Scales of activations belong to the module: X.input_scale and X.weight.
         module = base.removesuffix(".weight")
@@ -397,19 +413,26 @@ def _integers(match: _Found) -> SourceWeight:
     return _coded(match, codes.pop())
 
 
-def _coded(match: _Found, codes: IntegerCodes, producer: str = "") -> SourceWeight:
+def _coded(match: _Found, codes: RowCodes | ColumnCodes, producer: str = "") -> SourceWeight:
     """Return the weight of integer codes."""
     *lead, _, _ = match.tensor.shape
+    shape = (*lead, codes.rows, codes.cols)
+    return _decoded(match, codes, match.scale.dtype, shape, producer)
+
+
+def _decoded(
+    match: _Found, coding: Coding, dtype: DType, shape: tuple[int, ...], producer: str = ""
+) -> SourceWeight:
     return SourceWeight(
         match.weight_name,
-        match.scale.dtype,
-        (*lead, codes.rows, codes.cols),
+        dtype,
+        shape,
         match.tensor,
         _companions(match),
         Form.CODED,
         producer or match.row.name,
-        codes.quantization,
-        coding=codes,
+        coding.quantization,
+        coding=coding,
     )
 
 
@@ -509,6 +532,27 @@ def _zeros(match: _Found, words: Words, shape: tuple[int, ...]) -> str | None:
     return "words" if packed else None
 
 
+def _blocks(match: _Found) -> SourceWeight:
+    """Read bitsandbytes' codes. The shape of 4-bit ones is in their quant state only."""
+    config, parts, is_int8 = match.config, _companions(match), match.row is BITSANDBYTES_INT8
+    parts[""] = match.tensor
+    other = match.settings.get("load_in_4bit" if is_int8 else "load_in_8bit")
+    if config.quant_method not in (None, "bitsandbytes") or other is True:
+        raise _refusal(match, "config.json says that it was quantized in another way")
+    if config.model_type in _CONV1D:
+        raise _refusal(match, f"for it the weights of {config.model_type} are transposed")
+    try:
+        if is_int8:
+            stored = int8_of(parts, float_dtype(config.sizes))
+        else:
+            stored = four_bits_of(parts, match.states.get(parts[".quant_state"].name, b""))
+    except ValueError as error:
+        raise _refusal(match, str(error)) from None
+    if len(stored[2]) != 2 or not match.tensor.nbytes:  # noqa: PLR2004
+        raise _refusal(match, f"{list(stored[2])} is not a matrix")
+    return _decoded(match, *stored)
+
+
 def _own(match: _Found) -> SourceWeight:
     metadata = match.tensors[match.name].file.metadata
     prefix = f"{match.name}." if f"{match.name}.quant_type" in metadata else ""
@@ -535,4 +579,5 @@ _READERS: Mapping[Producer, Callable[[_Found], SourceWeight]] = {
     GPTQ: _columns,
     **dict.fromkeys((*BLOCK_FP8, DEEPSEEK_FP8), _fp8),
     DEEPSEEK_FP4: partial(_codes, quantization=_MXFP4),
+    **dict.fromkeys((*BITSANDBYTES.values(), BITSANDBYTES_INT8), _blocks),
 }

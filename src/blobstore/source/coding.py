@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 from blobstore.formats.dtypes import DType
 from blobstore.formats.quant import Quantization
@@ -53,8 +53,11 @@ ReadRegion = Callable[[Region], Array]
 class Coding(ABC):
     """A frozen dataclass: its text tells it from every other coding (writing.py).
 
-    Indexes are flat, in the values of all matrices ``[rows, cols]`` of the weight.
+    Indexes are flat, in the values of all matrices ``[rows, cols]`` of the weight. ``stated``: the
+    suffixes of tensors that `states` checks, if the weight has them, before any value is read.
     """
+
+    stated: ClassVar[tuple[str, ...]] = ()
 
     @property
     def quantization(self) -> Quantization | None:

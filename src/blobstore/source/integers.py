@@ -109,6 +109,8 @@ class IntegerCodes(Coding):
     scale: DType
     permuted: bool = False
 
+    stated = (".shape", ".order")
+
     @property
     def quantization(self) -> Quantization | None:
         """The type and groups of ours that hold these codes as they are; None without any."""

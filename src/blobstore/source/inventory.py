@@ -30,7 +30,8 @@ from blobstore.formats.documents import MAX_DOCUMENT
 from blobstore.formats.provenance import Omission
 from blobstore.formats.quant import QuantType
 from blobstore.formats.safetensors.header import Header
-from blobstore.io.budget import Budget
+from blobstore.io.budget import Budget, Cancellation
+from blobstore.io.workers import run_in_pool
 from blobstore.names import file_name
 from blobstore.source.addresses import Source, folder_or_file, open_folder
 from blobstore.source.assembly import source_weights
@@ -60,9 +61,9 @@ from blobstore.source.folders import (
     SourceFile,
     SourceTensor,
 )
-from blobstore.source.producers import OWN
+from blobstore.source.producers import OWN, STATED
 from blobstore.source.torch_files import TORCH_SUFFIXES
-from blobstore.source.weights import Form, SourceWeight
+from blobstore.source.weights import CONNECTIONS, Form, SourceWeight
 
 _OUTPUT = "lm_head.weight"
 FLOAT = "float"
@@ -75,6 +76,7 @@ class Inventory:
 
     ``path``: the path or address of the folder or file. ``kept``: the files apart from weights and
     documents that are kept byte for byte; ``left_out``: the others. Both are sorted by name.
+    ``states``: the bytes of the tensors that say how a weight is stored, by their names.
     """
 
     path: str
@@ -85,11 +87,12 @@ class Inventory:
     config: SourceConfig | None
     kept: tuple[KeptFile, ...] = ()
     left_out: tuple[Omission, ...] = ()
+    states: Mapping[str, bytes] = field(default_factory=dict)
 
     @cached_property
     def weights(self) -> tuple[SourceWeight, ...]:
         """The weights, sorted by name. Raises: as `source_weights`."""
-        return source_weights(self.tensors, self.config)
+        return source_weights(self.tensors, self.config, self.states)
 
     @property
     def nbytes(self) -> int:
@@ -125,7 +128,9 @@ def _read_single(folder: Folder, name: str) -> Inventory:
         raise
     if adapter_among([name]) or are_adapters(header.tensors):
         raise adapter_error(folder.place(name))
-    return Inventory(folder.place(name), folder, (file,), _tensors([(file, header)]), {}, None)
+    tensors = _tensors([(file, header)])
+    states = _read_states(folder, tensors)
+    return Inventory(folder.place(name), folder, (file,), tensors, {}, None, states=states)
 
 
 def _read_folder(
@@ -159,7 +164,8 @@ def _read_folder(
     files, tensors = tuple(file for file, _ in read), _tensors(read)
     if config is not None:
         tensors = _without_tied(tensors, config)
-    return Inventory(folder.name, folder, files, tensors, documents, config, kept, left_out)
+    states = _read_states(folder, tensors)
+    return Inventory(folder.name, folder, files, tensors, documents, config, kept, left_out, states)
 
 
 def _choose(folder: Folder, names: list[str]) -> WeightSet:
@@ -292,6 +298,26 @@ def _without_tied(
     places = [(tensor.file.name, tensor.offset) for tensor in tensors.values()]
     is_tied = places.count((output.file.name, output.offset)) > 1
     return {name: one for name, one in tensors.items() if name != _OUTPUT or not is_tied}
+
+
+_MAX_STATE = 4096
+
+
+def _read_states(folder: Folder, tensors: Mapping[str, SourceTensor]) -> dict[str, bytes]:
+    """Return the bytes of `STATED` tensors by their names, without those of more than 4 KiB."""
+
+    def read(tensor: SourceTensor, cancellation: Cancellation) -> bytes:
+        budget, file, data = folder.budget, tensor.file, bytearray(tensor.nbytes)
+        budget.take_text(tensor.nbytes, tensor.name)
+        budget.receive(2**10)  # about the head of a reply; counting it gives slow servers time
+        budget.seconds_left()
+        folder.fill(file.name, file.identity, tensor.offset, memoryview(data), cancellation)
+        return bytes(data)
+
+    named = [tensor for name, tensor in tensors.items() if name.endswith(STATED)]
+    small = [tensor for tensor in named if 0 < tensor.nbytes <= _MAX_STATE]
+    with run_in_pool(small, read, 2 * CONNECTIONS) as texts:
+        return {tensor.name: text for tensor, text in zip(small, texts, strict=True)}
 
 
 def kind_of(weights: Iterable[SourceWeight]) -> str:

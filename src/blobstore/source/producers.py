@@ -21,7 +21,7 @@ Sources, by row:
   auto_gptq/nn_modules/qlinear/qlinear_cuda.py `QuantLinear`.
 - blobstore: an exported folder has the names of a store's blobs (docs/formats.md section 3).
 - bitsandbytes: bitsandbytes-foundation/bitsandbytes @005a63c2 nn/modules.py
-  `Linear4bit._save_to_state_dict`, `Int8Params`.
+  `Linear4bit._save_to_state_dict`, `Linear8bitLt._save_to_state_dict`.
 - EETQ, BitNet: huggingface/transformers 5.23.0 integrations/eetq.py, bitnet.py. EXL2: exllamav2
   conversion/adaptivegptq.py `pack` (neggles/exllamav2 @0c2100bd). EXL3: turboderp-org/exllamav3
   @0c647502 modules/quant/exl3.py `LinearEXL3`.
@@ -38,7 +38,7 @@ integrations/; QuIP#, Cornell-RelaxML/quip-sharp lib/linear/quantized_linear.py.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Generic, TypeAlias, TypeVar
 
 from blobstore.formats.checkpoint import ModuleQuantization, SourceConfig
@@ -183,6 +183,34 @@ DEEPSEEK_FP8, DEEPSEEK_FP4 = (
     )
     for name, dtypes, scales in (("FP8", _E4M3, _FLOATS | _EXPONENTS), ("FP4", _I8, _EXPONENTS))
 )
+QUANT_STATE = ".weight.quant_state.bitsandbytes__"
+BITSANDBYTES = {
+    kind: Producer(
+        name="bitsandbytes",
+        weight=".weight",
+        weight_dtypes=_FLOATS | _U8,  # what codes are kept in is an option, quant_storage
+        scale_dtypes=frozenset({DType.F32, DType.U8}),
+        companions={
+            ".weight.absmax": ".scale",
+            ".weight.quant_map": ".quant_map",
+            ".weight.nested_absmax": ".nested_absmax",
+            ".weight.nested_quant_map": ".nested_quant_map",
+            QUANT_STATE + kind: ".quant_state",
+        },
+        optional=frozenset({".weight.nested_absmax", ".weight.nested_quant_map"}),
+    )
+    for kind in ("nf4", "fp4")
+}
+BITSANDBYTES_INT8 = Producer(
+    name="bitsandbytes int8",
+    weight=".weight",
+    weight_dtypes=_I8,
+    scale_dtypes=frozenset({DType.F32}),
+    companions={".SCB": ".scale", ".weight_format": ".weight_format"},
+    optional=frozenset({".weight_format"}),
+)
+STATED = tuple(QUANT_STATE + kind for kind in BITSANDBYTES)
+"""Suffixes of small tensors whose bytes say how a weight is stored: these are read first."""
 OWN = Producer(
     name="blobstore",
     weight="",
@@ -231,18 +259,6 @@ STACKED_NVFP4 = _uncounted_row(
     "ModelOpt NVFP4", "", _U8, "_weight_scale", optional=("_weight_scale_2",)
 )
 QWEIGHT = _uncounted_row("GPTQ", ".qweight", _I32, ".scales", optional=(".qzeros", ".g_idx"))
-QUANT_STATE = ".weight.quant_state.bitsandbytes__"
-BITSANDBYTES = {
-    kind: _uncounted_row(
-        "bitsandbytes",
-        ".weight",
-        _FLOATS | _U8,  # what codes are kept in is an option, quant_storage
-        ".weight.absmax",
-        QUANT_STATE + kind,
-        optional=(".weight.quant_map", ".weight.nested_absmax", ".weight.nested_quant_map"),
-    )
-    for kind in ("nf4", "fp4")
-}
 EXL2 = _uncounted_row(
     "EXL2",
     ".q_weight",
@@ -259,7 +275,7 @@ FP4_EXPERTS = (
     _uncounted_row("FP4", "", _I8, "_scale_inv"),
 )
 PLAIN_BYTES = (
-    _uncounted_row("bitsandbytes int8", ".weight", _I8, ".SCB", optional=(".weight_format",)),
+    BITSANDBYTES_INT8,
     _uncounted_row("EETQ", ".weight", _I8, ".weight_scales"),
 )
 SCALED_FP8 = (
@@ -277,6 +293,8 @@ IMPORTED = (
     GPTQ,
     DEEPSEEK_FP8,
     DEEPSEEK_FP4,
+    *BITSANDBYTES.values(),
+    BITSANDBYTES_INT8,
     OWN,
 )
 """The rows that are imported, the most specific first."""
@@ -327,7 +345,7 @@ class RefusedFormat:
     companion: str = ""
 
 
-_NO_INT8 = "8-bit integers with scales are imported only from compressed-tensors"
+_NO_INT8 = "8-bit integers with X.weight_scale are imported only from compressed-tensors"
 _NO_COMPRESSED_SCALE = "packed weights need X.weight_scale (F8_E4M3) and X.weight_global_scale"
 _NO_MODELOPT_SCALE = "packed weights need X.weight_scale (F8_E4M3) and X.weight_scale_2"
 _STACKED = "packed experts that are stacked, with {companion}, are not imported"
@@ -341,7 +359,8 @@ REFUSED_FORMATS = (
     RefusedFormat(".weight_packed", _U8, _NO_COMPRESSED_SCALE),
     RefusedFormat(".weight_packed", _INTEGERS, "packed integers need X.weight_scale, of floats"),
     RefusedFormat(".qweight", _INTEGERS, "AWQ and GPTQ weights need X.scales, of floats"),
-    RefusedFormat("", _ANY, "bitsandbytes weights are not imported", ".absmax"),
+    RefusedFormat("", _ANY, "bitsandbytes weights need X.quant_map and a quant state", ".absmax"),
+    *(RefusedFormat(suffix, _U8, "its weight or absmax is missing") for suffix in STATED),
     RefusedFormat(".W_q", _ANY, "weights of HQQ or SINQ are not imported"),
     RefusedFormat(".codes", _ANY, "AQLM weights are not imported", ".codebooks"),
     RefusedFormat(".indices", _ANY, "VPTQ weights are not imported", ".centroids.weight"),
@@ -357,7 +376,7 @@ REFUSED_FORMATS = (
     RefusedFormat(".weight", _U8, _NO_MODELOPT_SCALE, ".weight_scale_2"),
     RefusedFormat("", _U8, _STACKED, "_weight_scale"),
     RefusedFormat(".weight", _I8, _NO_INT8, ".weight_scale"),
-    RefusedFormat(".weight", _I8, _NO_INT8, ".SCB"),
+    RefusedFormat(".weight", _I8, "{companion} is not F32", ".SCB"),
     RefusedFormat(".weight", _U32, "{companion} do not fit weights that MLX packed", ".scales"),
     RefusedFormat(".weight", _U32, "its scales are missing, but it has {companion}", ".biases"),
     RefusedFormat("_blocks", _U8, "{companion} do not fit blocks of gpt-oss", "_scales"),
@@ -411,12 +430,16 @@ TOOLS = {
 
 @dataclass(frozen=True, slots=True)
 class Found(Generic[_T]):
-    """A quantized weight and its row. ``read_config`` returns None if config.json is missing."""
+    """A quantized weight and its row. ``read_config`` returns None if config.json is missing.
+
+    ``states``: the bytes of `STATED` tensors by their names.
+    """
 
     row: Producer
     name: str
     tensors: Mapping[str, _T]
     read_config: Callable[[], SourceConfig | None]
+    states: Mapping[str, bytes] = field(default_factory=dict)
 
     @property
     def weight_name(self) -> str:

@@ -107,6 +107,12 @@ class SourceWeight:
             [companion.nbytes for companion in self.companions.values()]
         )
 
+    @property
+    def stated(self) -> list[str]:
+        """The suffixes of its tensors that are checked before its first value is read."""
+        checked = self.coding.stated if self.coding is not None else ()
+        return [suffix for suffix in checked if suffix in self.companions]
+
     def as_transposed(self) -> SourceWeight:
         *lead, rows, cols = self.shape
         return replace(self, shape=(*lead, cols, rows), transposed=not self.transposed)
@@ -275,13 +281,11 @@ class SourceReaders:
 
     def _check_stated(self, weight: SourceWeight, start: int) -> None:
         """Raise UnsupportedSourceError if a weight's tensors state another shape or order."""
-        for suffix in (".shape", ".order"):
-            tensor = weight.companions.get(suffix)
-            if tensor is None or start or weight.coding is None:
-                continue
-            kind = np.dtype(np.int32 if tensor.dtype is DType.I32 else np.int64)
+        for suffix in weight.stated if start == 0 else ():
+            tensor = weight.companions[suffix]
+            kind = numpy_dtype(tensor.dtype)
             said = self._read(tensor, 0, np.empty(tensor.nbytes // kind.itemsize, kind))
-            if not weight.coding.states(suffix, said, weight.shape):
+            if weight.coding and not weight.coding.states(suffix, said, weight.shape):
                 raise UnsupportedSourceError(
                     f"{quoted(tensor.name)} has {said[:8].tolist()}, which contradicts config.json"
                     f" and the shapes of {quoted(weight.tensor.name)} {list(weight.shape)}",

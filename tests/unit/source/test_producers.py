@@ -197,6 +197,17 @@ def say_of_weights(**settings: Any) -> Callable[[Tensors, Settings], None]:
     return lambda _, said: said["config_groups"]["group_0"]["weights"].update(settings)
 
 
+def state(kind: str = "nf4", **changes: Any) -> Any:
+    """Change what a quant state says; None leaves a key out."""
+
+    def changed(raw: torch.Tensor) -> torch.Tensor:
+        said = json.loads(raw.numpy().tobytes()) | changes
+        text = json.dumps({key: value for key, value in said.items() if value is not None})
+        return torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8)
+
+    return change(f"weight.quant_state.bitsandbytes__{kind}", changed)
+
+
 CONTRADICTIONS: dict[str, dict[str, Callable[[Tensors, Settings], None]]] = {
     "compressed-tensors-int4-g32-zeros": {
         "no scales": drop("weight_scale"),
@@ -256,6 +267,48 @@ CONTRADICTIONS: dict[str, dict[str, Callable[[Tensors, Settings], None]]] = {
         "transposed codes": change("qweight", lambda codes: codes.T),
         "scales of fewer outputs": change("scales", lambda scale: scale[:, :-1]),
         "zero points of fewer outputs": change("qzeros", lambda zero: zero[:, :-1]),
+    },
+    "bitsandbytes-nf4-nested": {
+        "no scales": drop("weight.absmax"),
+        "no map": drop("weight.quant_map"),
+        "no quant state": drop("weight.quant_state.bitsandbytes__nf4"),
+        "no outer scales": drop("weight.nested_absmax"),
+        "no outer map": drop("weight.nested_quant_map"),
+        "another map": change("weight.quant_map", lambda table: table.flip(0)),
+        "FP4": state(quant_type="fp4"),
+        "another type": state(quant_type="af4"),
+        "larger blocks": state(blocksize=64),
+        "blocks of an odd size": state(blocksize=33),
+        "larger outer blocks": state(nested_blocksize=512),
+        "outer scales of another dtype": state(nested_dtype="float16"),
+        "no offset": state(nested_offset=None),
+        "no shape": state(shape=None),
+        "another shape": state(shape=[40, 255]),
+        "a shape that is not a matrix": state(shape=[40 * 256]),
+        "a dtype that is not ours": state(dtype="float64"),
+        "an unknown key": state(rotation="hadamard"),
+        "a state that is too long": state(rotation="h" * 4096),
+        "a state that is not JSON": change(
+            "weight.quant_state.bitsandbytes__nf4", lambda raw: raw[:-1]
+        ),
+        "scales that are not nested": change("weight.absmax", lambda scale: scale.float()),
+        "scales of fewer blocks": change("weight.absmax", lambda scale: scale[:-1]),
+        "transposed codes": change("weight", lambda codes: codes.T),
+        "fewer codes": change("weight", lambda codes: codes[:-1]),
+        "LLM.int8": say(load_in_8bit=True),
+        "another method": say(quant_method="other"),
+    },
+    "bitsandbytes-int8": {
+        "no scales": drop("SCB"),
+        "scales of fewer rows": change("SCB", lambda scale: scale[:-1]),
+        "scales of a column": change("SCB", lambda scale: scale[:, None]),
+        "scales of another dtype": change("SCB", lambda scale: scale.half()),
+        "a layout of tiles": change("weight_format", lambda number: number + 1),
+        "several layouts": change("weight_format", lambda number: number.repeat(2)),
+        "rows that are not there": change("weight", lambda codes: codes[:-1]),
+        "a stack": change("weight", lambda codes: codes[..., None]),
+        "4 bits": say(load_in_4bit=True),
+        "another method": say(quant_method="other"),
     },
 }
 
