@@ -22,10 +22,10 @@ from blobstore.export.planned_files import (
     Piece,
     Weight,
 )
-from blobstore.formats.dtypes import DType
+from blobstore.formats.dtypes import DType, float_dtype
 from blobstore.io.ranges import MappedFile
 from blobstore.kernels.arrays import Array, QuantizedArray, dtype_of, numpy_dtype
-from blobstore.model.facts import Config, TensorFacts, float_dtype
+from blobstore.model.facts import Config, TensorFacts
 from blobstore.model.loader import (
     MappedBlob,
     StoredArray,

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import enum
 import math
-from collections.abc import Sequence
-from typing import Self
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from typing import Any, Self
 
 from blobstore.errors import UsageError
 
@@ -113,3 +114,13 @@ def parameters_of(shape: Sequence[int]) -> int:
     packages/hub/src/lib/parse-safetensors-metadata.ts.
     """
     return math.prod(shape) if shape else 0
+
+
+def float_dtype(config: Mapping[str, Any]) -> DType:
+    """Return the dtype that config.json names for weights; BF16 where it names none of ours."""
+    inner = config.get("text_config")
+    for section in (config, inner if isinstance(inner, Mapping) else {}):
+        for key in ("dtype", "torch_dtype"):
+            with suppress(UsageError):
+                return DType.parse_float(str(section.get(key)))
+    return DType.BF16

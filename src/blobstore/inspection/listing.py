@@ -20,10 +20,11 @@ from blobstore.formats.documents import (
     Manifest,
     ModelConfig,
 )
+from blobstore.formats.dtypes import float_dtype
 from blobstore.formats.provenance import OWN_DOCUMENT, Coverage, Tally
 from blobstore.formats.quant import QuantType
 from blobstore.model import on_mlx_lm, on_ollama
-from blobstore.model.facts import Config, ModelFacts, TensorFacts, Verdict, float_dtype
+from blobstore.model.facts import Config, ModelFacts, TensorFacts, Verdict
 from blobstore.names import Digest, ModelName
 from blobstore.store.hints import Summary
 from blobstore.store.ports import Readable, unique

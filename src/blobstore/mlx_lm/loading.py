@@ -15,11 +15,12 @@ from typing import TYPE_CHECKING, Any
 
 from blobstore.errors import DocumentError, InvalidNameError, UnsupportedSourceError
 from blobstore.formats.checkpoint import CONFIG_NAME, parse_config
+from blobstore.formats.dtypes import float_dtype
 from blobstore.formats.provenance import OWN_DOCUMENT, Provenance
 from blobstore.io.durable import make_folder, os_errors
 from blobstore.mlx_lm.prompts import generation_config
 from blobstore.model import on_mlx_lm
-from blobstore.model.facts import Runs, TensorFacts, Verdict, float_dtype
+from blobstore.model.facts import Runs, TensorFacts, Verdict
 from blobstore.model.loader import Model, open_model
 from blobstore.model.network import NetworkPlan, build_network, plan_network, planned_arrays
 from blobstore.model.on_mlx_lm import import_mlx_lm, mlx_lm_errors

@@ -9,12 +9,10 @@ import enum
 import re
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Annotated, Any, NamedTuple, Self
 
-from blobstore.errors import UsageError
 from blobstore.formats.checkpoint import DRAFT_PREFIX, TOKENIZER, TokenizerFacts
 from blobstore.formats.dtypes import DType, fits_mlx
 from blobstore.formats.quant import Quantization, QuantType
@@ -73,16 +71,6 @@ class TensorFacts(NamedTuple):
     @property
     def fits_mlx(self) -> bool:
         return self.quantization is not None or fits_mlx(self.dtype, self.shape)
-
-
-def float_dtype(config: Config) -> DType:
-    """Return the dtype that config.json names for weights; BF16 where it names none of ours."""
-    inner = config.get("text_config")
-    for section in (config, inner if isinstance(inner, Mapping) else {}):
-        for key in ("dtype", "torch_dtype"):
-            with suppress(UsageError):
-                return DType.parse_float(str(section.get(key)))
-    return DType.BF16
 
 
 @dataclass(frozen=True, slots=True)

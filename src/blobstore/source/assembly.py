@@ -16,9 +16,8 @@ from typing import TypeAlias
 
 from blobstore.errors import UnsupportedSourceError, UsageError, quoted
 from blobstore.formats.checkpoint import ColumnSettings, SourceConfig, WeightGroup
-from blobstore.formats.dtypes import DType
+from blobstore.formats.dtypes import DType, float_dtype
 from blobstore.formats.quant import Part, Quantization, QuantType
-from blobstore.model.facts import float_dtype
 from blobstore.source.blocks import four_bits_of, int8_of
 from blobstore.source.coding import Coding
 from blobstore.source.folders import SourceTensor

@@ -316,6 +316,8 @@ def _read_states(folder: Folder, tensors: Mapping[str, SourceTensor]) -> dict[st
 
     named = [tensor for name, tensor in tensors.items() if name.endswith(STATED)]
     small = [tensor for tensor in named if 0 < tensor.nbytes <= _MAX_STATE]
+    if not small:
+        return {}
     with run_in_pool(small, read, 2 * CONNECTIONS) as texts:
         return {tensor.name: text for tensor, text in zip(small, texts, strict=True)}
 
