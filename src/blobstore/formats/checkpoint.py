@@ -83,7 +83,7 @@ Source: mlx/nn/layers/quantized.py `_defaults_for_mode`, MLX 0.32.4.
 _MODES = tuple(_MODE_DEFAULTS)
 
 
-_CODING = re.compile(r"^weights?_|transform|rotat|hadamard|_semantics$", re.ASCII)
+_CODING = re.compile(r"^weights?_|transform|rotat|hadamard|spinquant|_semantics$", re.ASCII)
 _KNOWN_CODINGS = frozenset({"weight_block_size", "weight_scale_method"})
 _GROUP = frozenset({"targets", "weights", "input_activations", "output_activations", "format"})
 _ARGS = frozenset(
@@ -206,18 +206,23 @@ class WeightGroup:
             tuple(map(str, targets)) if isinstance(targets, list) else (),
         )
 
-    def names(self, module: str) -> bool:
+    def names(self, module: str) -> bool | None:
         """Return True if a target is the module's path, or a regular expression that matches it.
 
-        Only expressions that are quick for every name are evaluated.
+        None if a target may be the module's class, or is an expression that is not evaluated: only
+        those that are quick for every name are.
         """
+        expressions = [target for target in self.targets if _TARGET.fullmatch(target)]
         with suppress(re.error):
-            return any(
-                target == module
-                or (_TARGET.fullmatch(target) and re.match(target[3:], module[-_LONGEST:]))
-                for target in self.targets
+            if module in self.targets or any(
+                re.match(target[3:], module[-_LONGEST:]) for target in expressions
+            ):
+                return True
+            others = {*self.targets} - {*expressions}
+            return (
+                None if any(target[:1].isupper() or ":" in target for target in others) else False
             )
-        return False
+        return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -242,17 +247,18 @@ class ColumnSettings:
         if type(bits) is not int or type(size) is not int:
             return None
         method = str(said.get("packing_format", said.get("quant_method")))
-        is_awq = "awq" in method
-        form = str(said.get("checkpoint_format", "gptq"))
+        is_awq, is_plain = "awq" in method, "gptq" not in method or "gptqmodel" in method
+        forms = ("gemm",) if is_awq else ("gptq", "gptq_v2")
+        form = str(said.get("checkpoint_format", forms[0]))
         version = str(said.get("version", "gemm")).lower()
         reason = None
         if bits not in (_AWQ_BITS if is_awq else _GPTQ_BITS):
             reason = f"{bits} bits of {'AWQ' if is_awq else 'GPTQ'} have no layout of their own"
         elif is_awq and version != "gemm":
             reason = f"AWQ's version {version!r} has another layout"
-        elif form not in ("gptq", "gptq_v2"):
+        elif form not in forms:
             reason = f"its checkpoint_format {form!r} has another layout"
-        is_less_one = "gptq" in method and form == "gptq"
+        is_less_one = not is_plain and form == "gptq"
         groups = size if size > 0 else None
         return cls(bits, groups, is_awq, is_less_one, said.get("desc_act") is True, reason)
 
@@ -333,6 +339,18 @@ class SourceConfig(Document):
         return frozenset(text for text in formats if isinstance(text, str))
 
     @property
+    def data_types(self) -> frozenset[str]:
+        """The ``data_type`` of AutoRound's weights, for all and for single modules.
+
+        Source: intel/auto-round 0.16.1 schemes.py `QuantizationScheme`.
+        """
+        settings = self._settings_and_groups[0]
+        modules = settings.get("extra_config")
+        others = modules.values() if isinstance(modules, dict) else ()
+        given = [one.get("data_type") for one in (settings, *others) if isinstance(one, dict)]
+        return frozenset(text for text in given if isinstance(text, str))
+
+    @property
     def float_group_sizes(self) -> frozenset[int]:
         """The sizes of the groups of 4-bit floats that ``quantization_config`` names."""
         return frozenset(
@@ -352,20 +370,23 @@ class SourceConfig(Document):
     def column_settings(self, module: str) -> list[ColumnSettings]:
         """Return how GPTQ, AWQ or AutoRound may have quantized a module, the general way first.
 
-        Settings for a module's name come before these. GPTQModel's ``dynamic`` names modules by
-        regular expressions, which are not evaluated: the tensors' shapes tell them apart. Sources:
-        ModelCloud/GPTQModel@f4c327a1 quantization/config.py `dynamic_get`; AutoAWQ@88e4c76b
-        awq/models/_config.py; intel/auto-round 0.16.1 inference/convert_model.py.
+        Settings for a module's name come before these. GPTQModel's ``dynamic`` and AutoRound's
+        ``extra_config`` name modules by regular expressions too, which are not evaluated: the
+        tensors' shapes tell them apart. Sources: ModelCloud/GPTQModel@f4c327a1
+        quantization/config.py `dynamic_get`; AutoAWQ@88e4c76b awq/models/_config.py;
+        intel/auto-round 0.16.1 inference/convert_model.py, inference/backend.py
+        `GPTQ_FORMAT_NO_ZP` (``auto_round:gptqmodel`` stores zero points as they are).
         """
         said = self._settings_and_groups[0]
         if self.quant_method not in _COLUMN_METHODS:
             return []
-        named, rules = said.get("extra_config"), said.get("dynamic")
-        own = named.get(module) if isinstance(named, dict) else None
-        others = [own] if isinstance(own, dict) else [{}]
-        if isinstance(rules, dict) and own is None:
-            others += [rule for rule in rules.values() if isinstance(rule, dict)]
-        settings = (ColumnSettings.of({**said, **other}) for other in others)
+        given = [said.get(key) for key in ("extra_config", "dynamic")]
+        rules = {name: rule for one in given if isinstance(one, dict) for name, rule in one.items()}
+        own = rules.get(module)
+        others = [own] if own is not None else [{}, *rules.values()]
+        settings = (
+            ColumnSettings.of({**said, **other}) for other in others if isinstance(other, dict)
+        )
         return list(dict.fromkeys(one for one in settings if one is not None))
 
     @property

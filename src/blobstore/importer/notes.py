@@ -52,7 +52,10 @@ _INDEX = "an export makes it again"
 _PROFILE = "the ollama profile stores only the JSON documents of the folder itself"
 _TAKEN = f"the draft model's files are called {DRAFT_FOLDER}…"
 
-_ACTIVATION_SCALE = re.compile(r".*(?P<suffix>\.input_(?:global_)?scale)", re.DOTALL)
+_ACTIVATION_SCALE = re.compile(
+    r".*(?P<suffix>[._](?:input|input_global|output|activation)_(?:scale(?:_ub)?|zero_point))",
+    re.DOTALL,
+)
 _MTP = re.compile(r"(?:.*\.)?mtp\..+", re.DOTALL)
 _LAYER = re.compile(
     r"(?:model\.|language_model\.model\.|model\.language_model\.)?layers\.(?P<number>[0-9]{1,9})\..+",

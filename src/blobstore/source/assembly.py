@@ -26,6 +26,7 @@ from blobstore.source.producers import (
     BITSANDBYTES,
     BITSANDBYTES_INT8,
     BLOCK_FP8,
+    CHANGED_BY,
     COMPRESSED_INTEGERS,
     COMPRESSED_MXFP4,
     COMPRESSED_NVFP4,
@@ -134,11 +135,6 @@ _NVFP4 = Quantization(QuantType.NVFP4, 16)
 _MXFP4 = Quantization(QuantType.MXFP4, 32)
 _MXFP8 = Quantization(QuantType.MXFP8, 32)
 _WORD_BYTES = 4
-PACKED_FORMATS = frozenset({"nvfp4-pack-quantized", "mixed-precision"})
-"""compressed-tensors' formats of checkpoints with NVFP4 weights.
-
-Others have the same tensors with another meaning.
-"""
 
 
 def source_weights(
@@ -164,14 +160,15 @@ def source_weights(
         if unknown is not None and producer not in (MLX, OWN):
             reason = f"config.json has {quoted(unknown)}, which is not supported"
             raise _refused(tensors[name], producer.name, reason)
-        weights.append(
-            _READERS[producer](Found(producer, name, tensors, lambda: config, states or {}))
-        )
-        base = name.removesuffix(producer.weight)
+        found = Found(producer, name, tensors, lambda: config, states or {})
+        weights.append(_READERS[producer](found))
         # Scales of activations belong to the module: X.input_scale and X.weight.
-        module = base.removesuffix(".weight")
-        consumed.update(base + suffix for suffix in producer.companions)
+        module = found.base.removesuffix(".weight")
+        consumed.update(found.base + suffix for suffix in producer.companions)
         consumed.update(module + suffix for suffix in producer.dropped)
+        for suffix, reason in CHANGED_BY.items():
+            if module + suffix in tensors and module + suffix not in consumed:
+                raise _refusal(found, f"{reason}, by {quoted(module + suffix)}")
     if weights and method is not None:
         consumed.update(name for name in tensors if name.endswith(KV_CACHE_SCALES))
     rest = {name: tensor for name, tensor in tensors.items() if name not in consumed}
@@ -329,16 +326,8 @@ def _infer(match: _Found) -> Quantization:
 
 
 def _nvfp4(match: _Found) -> SourceWeight:
-    if (scale := match.tensors.get(f"{match.base}.pre_quant_scale")) is not None:
-        # ModelOpt's NVFP4_AWQ: the weights were divided by it, and no layernorm took it up
-        # (unified_export_hf.py).
-        raise _refusal(
-            match,
-            f"its inputs are scaled by {quoted(scale.name)} (AWQ), which no stored form supports",
-        )
-    formats = match.config.packed_formats
-    if formats and match.row is COMPRESSED_NVFP4 and formats.isdisjoint(PACKED_FORMATS):
-        raise _refusal(match, f"config.json says that its format is {', '.join(sorted(formats))}")
+    if match.row is COMPRESSED_NVFP4:
+        _check_packed(match, "nvfp4-pack-quantized")
     if sizes := match.config.float_group_sizes - {_NVFP4.group_size}:
         raise _refusal(
             match,
@@ -346,6 +335,24 @@ def _nvfp4(match: _Found) -> SourceWeight:
             f" {_NVFP4.group_size}",
         )
     return _codes(match, _NVFP4)
+
+
+def _mxfp4(match: _Found) -> SourceWeight:
+    _check_packed(match, "mxfp4-pack-quantized")
+    return _codes(match, _MXFP4)
+
+
+def _check_packed(match: _Found, name: str) -> None:
+    """Raise if config.json says that tensors of these names and dtypes hold other codes.
+
+    Sources: compressed-tensors as above; AutoRound's ``mx_int`` (intel/auto-round 0.16.1
+    export/export_to_autoround/qlinear_int.py).
+    """
+    formats = match.config.packed_formats
+    integers = {text for text in match.config.data_types if "int" in text}
+    if integers or (formats and formats.isdisjoint({name, "mixed-precision"})):
+        said = ", ".join(sorted(integers or formats))
+        raise _refusal(match, f"config.json says that its format is {said}")
 
 
 def _fp8(match: _Found) -> SourceWeight:
@@ -384,6 +391,8 @@ def _fp8_block(match: _Found, shape: tuple[int, ...], scale: tuple[int, ...]) ->
         return rows, cols
     if scale in ((*lead, rows), (*lead, rows, 1)):
         return 1, cols
+    if lead and scale == (*lead, 1, cols):  # FBGEMM's experts, whose inputs come first
+        return rows, 1
     if not possible:
         raise _unclear_error(match, "which weights share a scale", " (weight_block_size)")
     blocks_text = " or ".join(f"{height}x{width}" for height, width in possible)
@@ -398,11 +407,11 @@ def _integers(match: _Found) -> SourceWeight:
     """Read compressed-tensors' integer codes: config.json and the tensors must agree on them."""
     if match.config.quant_method != "compressed-tensors":
         raise _unclear_error(match, "that compressed-tensors stored its integer codes")
-    if (order := match.tensors.get(f"{match.base}.weight_g_idx")) is not None:
-        raise _refusal(match, f"its columns are permuted, by {quoted(order.name)}")
     groups = match.config.integer_groups
-    named = [group for group in groups if group.names(match.base)]
-    codes = {lie for group in named or groups for lie in _row_codes(match, group)}
+    verdicts = [(group.names(match.base), group) for group in groups]
+    named = [group for verdict, group in verdicts if verdict]
+    possible = named or [group for verdict, group in verdicts if verdict is None] or groups
+    codes = {lie for group in possible for lie in _row_codes(match, group)}
     if len(codes) != 1:
         tensors = ", ".join(
             f"{quoted(part.name)} {part.dtype} {list(part.shape)}"
@@ -573,7 +582,7 @@ _READERS: Mapping[Producer, Callable[[_Found], SourceWeight]] = {
     # mlx_lm/models/gpt_oss.py `sanitize`).
     GPT_OSS: partial(_codes, quantization=_MXFP4),
     OWN: _own,
-    COMPRESSED_MXFP4: partial(_codes, quantization=_MXFP4),
+    COMPRESSED_MXFP4: _mxfp4,
     **dict.fromkeys(COMPRESSED_INTEGERS, _integers),
     GPTQ: _columns,
     **dict.fromkeys((*BLOCK_FP8, DEEPSEEK_FP8), _fp8),

@@ -116,7 +116,7 @@ class IntegerCodes(Coding):
         """The type and groups of ours that hold these codes as they are; None without any."""
         kind = QuantType.INT4 if self.bits <= _NIBBLE else QuantType.INT8
         for size in reversed(AFFINE_GROUP_SIZES):
-            if self.group % size == 0 and not self.permuted:
+            if self.group % size == self.cols % size == 0 and not self.permuted:
                 return Quantization(kind, size)
         return None
 

@@ -39,6 +39,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any, Generic, TypeAlias, TypeVar
 
 from blobstore.formats.checkpoint import ModuleQuantization, SourceConfig
@@ -95,7 +96,10 @@ _U32 = frozenset({DType.U32})
 _BYTES = _U8 | _I8
 _EXPONENTS = frozenset({DType.U8, DType.F8_E8M0})
 _SCALES = _FLOATS | FP8 | _U8 | _I32 | {DType.F8_E8M0}
-_ACTIVATION_SCALES = (".input_scale", ".input_global_scale", ".input_scale_ub")
+_ACTIVATION_SCALES = (
+    *(".input_scale", ".input_global_scale", ".input_scale_ub", ".input_zero_point"),
+    *(".output_scale", ".output_zero_point", ".activation_scale", "_activation_scale"),
+)
 
 MLX = Producer(
     name="MLX",
@@ -105,6 +109,18 @@ MLX = Producer(
     companions={".scales": ".scale", ".biases": ".bias"},
     optional=frozenset({".biases"}),
 )
+CHANGED_BY = MappingProxyType(
+    {
+        ".weight_zero_point": "its codes have zero points",
+        ".weight_g_idx": "its columns are permuted",
+        ".pre_quant_scale": "its inputs are scaled (AWQ)",
+    }
+)
+"""Suffixes of a module's tensors that change what its codes mean, unless its row names them.
+
+Sources: compressed-tensors 0.12.2 quantization/lifecycle/initialize.py; ModelOpt's NVFP4_AWQ, whose
+weights were divided by a scale that no layernorm took up (unified_export_hf.py).
+"""
 COMPRESSED_NVFP4 = Producer(
     name="compressed-tensors NVFP4",
     weight=".weight_packed",
@@ -150,7 +166,7 @@ COMPRESSED_INTEGERS = tuple(
             ".weight_shape": ".shape",
         },
         optional=frozenset({".weight_zero_point", ".weight_shape"}),
-        dropped=(*_ACTIVATION_SCALES, ".input_zero_point"),
+        dropped=_ACTIVATION_SCALES,
     )
     for weight, dtypes in ((".weight_packed", _I32), (".weight", _I8))
 )
@@ -313,14 +329,13 @@ COUNTED = (
 )
 """The rows that an inspection counts; our own form is read from metadata (stored.py)."""
 
-KV_CACHE_SCALES = (".k_scale", ".v_scale", ".q_scale", ".k_zero_point", ".v_zero_point")
+KV_CACHE_SCALES = (
+    *(".k_scale", ".v_scale", ".q_scale", ".kv_scale", ".prob_scale"),
+    *(".k_zero_point", ".v_zero_point", ".q_zero_point"),
+)
 """Suffixes of the scales of a cache of keys and values, which no weight needs."""
 ASIDE = (
     *_ACTIVATION_SCALES,
-    ".input_zero_point",
-    ".output_scale",
-    ".output_zero_point",
-    ".activation_scale",
     ".pre_quant_scale",
     ".global_scale",
 )
@@ -380,6 +395,7 @@ REFUSED_FORMATS = (
     RefusedFormat(".weight", _U32, "{companion} do not fit weights that MLX packed", ".scales"),
     RefusedFormat(".weight", _U32, "its scales are missing, but it has {companion}", ".biases"),
     RefusedFormat("_blocks", _U8, "{companion} do not fit blocks of gpt-oss", "_scales"),
+    RefusedFormat(".compressed", _ANY, "sparse weights are not imported", ".bitmask"),
 )
 """Formats that are refused by name, the most specific first, for tensors that match no row."""
 

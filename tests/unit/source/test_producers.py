@@ -57,6 +57,8 @@ def test_values_are_those_of_the_library(case: str) -> None:
 
 
 HELD = {
+    "auto-round-3-plain": "int4/32",
+    "auto-round-8-auto_gptq": "int8/128",
     "awq-g128-zeros": "int4/128",
     "compressed-tensors-int3-g32-zeros": "int4/32",
     "compressed-tensors-int4-matrix": "int4/128",
@@ -172,6 +174,97 @@ def test_mlx_of_other_bits(
     assert np.abs(read - np.array(values)).max() <= 2.0**-7 * float(mx.abs(values).max())
 
 
+def say(**settings: Any) -> Callable[[Tensors, Settings], None]:
+    return lambda _, said: said.update(settings)
+
+
+def auto_round_awq(_: Tensors, said: Settings) -> None:
+    said.update(quant_method="auto-round", packing_format="auto_round:auto_awq")
+
+
+def rules(key: str, name: str) -> Callable[[Tensors, Settings], None]:
+    """The module's own bits and groups are those of a rule, others are the general ones."""
+
+    def ruled(_: Tensors, said: Settings) -> None:
+        own = {name: said.pop(name) for name in ("bits", "group_size")}
+        said.update({"bits": 8, "group_size": 32, key: {name: own, "other": {"bits": 16}}})
+
+    return ruled
+
+
+def groups(*targets: str) -> Callable[[Tensors, Settings], None]:
+    """The module's own group of config.json has the first target, groups of int8 the others."""
+
+    def grouped(_: Tensors, said: Settings) -> None:
+        (own,) = said["config_groups"].values()
+        other = {**own, "weights": {**own["weights"], "num_bits": 8, "group_size": 64}}
+        made = (
+            {**(own if target == targets[0] else other), "targets": [target]} for target in targets
+        )
+        said["config_groups"] = {f"group_{number}": one for number, one in enumerate(made)}
+
+    return grouped
+
+
+def without_order(tensors: Tensors, said: Settings) -> None:
+    del tensors[f"{BASE}.g_idx"], said["checkpoint_format"]
+
+
+@pytest.mark.parametrize(
+    ("case", "change"),
+    [
+        ("awq-g128-zeros", say(checkpoint_format="gemm")),
+        ("awq-g128-zeros", auto_round_awq),
+        ("auto-round-3-plain", rules("extra_config", BASE)),
+        ("auto-round-3-plain", rules("extra_config", r"model\\..*down_proj")),
+        ("gptq-4-g128", rules("dynamic", "+:.*down_proj")),
+        ("gptq-4-g128", without_order),
+        ("compressed-tensors-int4-g128", groups("Linear", "re:.*v_proj")),
+        ("compressed-tensors-int4-g128", groups("re:.*down_proj", "Linear")),
+        ("compressed-tensors-int4-g128", groups(BASE, "Linear", "re:.*v_proj")),
+    ],
+)
+def test_other_settings_of_the_same(
+    case: str, change: Callable[[Tensors, Settings], None], tmp_path: Path
+) -> None:
+    (weight,) = read_inventory(rewritten(case, tmp_path / "source", change)).weights
+    values = SourceReaders().values(weight, 0, weight.elements)
+    assert bits(values) == bits(expected(case))
+
+
+def test_experts_with_a_scale_for_each_input(tmp_path: Path) -> None:
+    """FBGEMM's stacked experts (transformers 5.24.0 integrations/fbgemm_fp8.py)."""
+    codes = torch.randn(3, 64, 96).to(torch.float8_e4m3fn)
+    scales, name = torch.rand(3, 1, 96), "model.layers.0.mlp.experts.gate_up_proj"
+    save_file({name: codes, f"{name}_scale": scales}, tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_text('{"quantization_config": {"quant_method": "fbgemm_fp8"}}')
+    (weight,) = read_inventory(tmp_path).weights
+    readers, step = SourceReaders(), 96 * 40
+    pieces = [
+        readers.values(weight, at, min(step, 18432 - at)).copy() for at in range(0, 18432, step)
+    ]
+    assert bits(np.concatenate(pieces)) == bits((codes.float() * scales).bfloat16())
+
+
+def test_groups_that_do_not_divide_the_columns(tmp_path: Path) -> None:
+    """96 columns in groups of 64: the last has 32, so groups of 32 hold them."""
+    case = "auto-round-4-gptqmodel"
+
+    def shortened(tensors: Tensors, said: Settings) -> None:
+        said["group_size"] = 64
+        tensors[f"{BASE}.qweight"] = tensors[f"{BASE}.qweight"][:12]
+        tensors[f"{BASE}.g_idx"] = torch.arange(96, dtype=torch.int32) // 64
+        for suffix in ("scales", "qzeros"):
+            tensors[f"{BASE}.{suffix}"] = tensors[f"{BASE}.{suffix}"][:2]
+
+    (weight,) = read_inventory(rewritten(case, tmp_path / "source", shortened)).weights
+    assert str(weight.quantization) == "int4/32"
+    values = SourceReaders().values(weight, 0, weight.elements).reshape(32, 96)
+    whole = read_inventory(rewritten(case, tmp_path / "whole", lambda *_: None)).weights[0]
+    of_32 = SourceReaders().values(whole, 0, whole.elements).reshape(32, 128)
+    assert bits(values[:, :32]) == bits(of_32[:, :32])  # the first group is the same
+
+
 # Contradictions
 
 
@@ -189,8 +282,11 @@ def change(suffix: str, to: Callable[[torch.Tensor], torch.Tensor]) -> Any:
     return changed
 
 
-def say(**settings: Any) -> Callable[[Tensors, Settings], None]:
-    return lambda _, said: said.update(settings)
+def add(suffix: str) -> Callable[[Tensors, Settings], None]:
+    def added(tensors: Tensors, _: Settings) -> None:
+        tensors[f"{BASE}.{suffix}"] = torch.zeros(256)
+
+    return added
 
 
 def say_of_weights(**settings: Any) -> Callable[[Tensors, Settings], None]:
@@ -221,11 +317,14 @@ CONTRADICTIONS: dict[str, dict[str, Callable[[Tensors, Settings], None]]] = {
         "scales of fewer rows": change("weight_scale", lambda scale: scale[:-1]),
         "scales of integers": change("weight_scale", lambda scale: scale.int()),
         "unpacked zero points of fewer rows": change("weight_zero_point", lambda zero: zero[:-1]),
+        "columns in another order": add("weight_g_idx"),
+        "scaled inputs": add("pre_quant_scale"),
         "another shape": change("weight_shape", lambda shape: shape + 1),
         "permuted columns": say_of_weights(actorder="group"),
         "rotated weights": say(transform_config={"config_groups": {"a": 1}}),
         "another method": say(quant_method="other"),
     },
+    "compressed-tensors-int4-g128": {"two groups": groups("Linear", "Conv1d")},
     "compressed-tensors-int8-bytes-rows": {
         "no scales": drop("weight_scale"),
         "zero points that are missing": say_of_weights(symmetric=False),
@@ -238,7 +337,21 @@ CONTRADICTIONS: dict[str, dict[str, Callable[[Tensors, Settings], None]]] = {
         "blocks of 16x16": say_of_weights(block_structure=[16, 16]),
         "transposed scales": change("weight_scale", lambda scale: scale.T),
         "scales of bytes": change("weight_scale", lambda scale: scale.to(torch.uint8)),
+        "zero points": add("weight_zero_point"),
+        "scaled inputs": add("pre_quant_scale"),
         "scales of fewer rows": change("weight_scale", lambda scale: scale[:-1]),
+    },
+    "compressed-tensors-mxfp4": {
+        "integers of AutoRound": say(quant_method="auto-round", data_type="mx_int", format=None),
+        "another format": say(format="mxfp6-pack-quantized", config_groups={}),
+        "zero points": add("weight_zero_point"),
+    },
+    "auto-round-4-gptqmodel": {
+        "rotated weights": say(spinquant_config={"r1": True}),
+        "AWQ's layout": say(packing_format="auto_round:auto_awq"),
+        "5 bits": say(bits=5),
+        "16 bits": say(extra_config={BASE: {"bits": 16}}),
+        "no settings": say(extra_config={BASE: 4}),
     },
     "gptq-4-g128": {
         "no scales": drop("scales"),
