@@ -15,8 +15,9 @@ from itertools import pairwise
 from typing import TypeAlias
 
 from blobstore.errors import UnsupportedSourceError, UsageError, quoted
-from blobstore.formats.checkpoint import ColumnSettings, SourceConfig, WeightGroup
+from blobstore.formats.checkpoint import SourceConfig
 from blobstore.formats.dtypes import DType, float_dtype
+from blobstore.formats.modules import ColumnSettings, WeightGroup
 from blobstore.formats.quant import Part, Quantization, QuantType
 from blobstore.source.blocks import four_bits_of, int8_of
 from blobstore.source.coding import Coding

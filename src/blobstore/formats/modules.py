@@ -1,0 +1,116 @@
+"""Settings of modules: how ``quantization_config`` of a config.json says they were quantized.
+
+compressed-tensors has groups of modules; GPTQ, AWQ and AutoRound have settings for all modules,
+which those of one may replace. Sources at each class.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any, Self
+
+_BITS, _GPTQ_BITS, _AWQ_BITS = range(1, 9), (2, 3, 4, 8), (4,)
+_TARGET = re.compile(
+    r"re:(?:[\w^$|().-]|\\[.d])*(?:(?:\.[*+]|\\d\+)(?:[\w^$|().-]|\\[.d])*){0,3}", re.ASCII
+)
+"""Targets with at most three repetitions, of one character each: quick for names of that length."""
+_LONGEST = 256
+
+
+@dataclass(frozen=True, slots=True)
+class WeightGroup:
+    """How compressed-tensors quantized the weights of some modules as integers.
+
+    ``group_size``: None for a scale for each row (``by_row``) or each matrix. ``targets``: classes
+    or paths of modules, or ``re:`` and a regular expression that a path begins with. Source:
+    vllm-project/compressed-tensors@ac8e2ba8 quantization/quant_args.py `QuantizationArgs`,
+    utils/match.py `match_name`.
+    """
+
+    bits: int
+    group_size: int | None
+    by_row: bool
+    symmetric: bool
+    targets: tuple[str, ...]
+
+    @classmethod
+    def of(cls, group: Mapping[str, Any]) -> Self | None:
+        """Return the group in config.json; None unless it is one of integers."""
+        weights, targets = group.get("weights"), group.get("targets")
+        if not isinstance(weights, dict) or weights.get("type", "int") != "int":
+            return None
+        bits, size = weights.get("num_bits", 8), weights.get("group_size")
+        strategy = weights.get("strategy") or (
+            "channel" if size == -1 else "group" if size else "tensor"
+        )
+        if type(bits) is not int or bits not in _BITS:
+            return None
+        in_groups = strategy == "group" and type(size) is int and size > 0
+        if not in_groups and strategy not in ("channel", "tensor"):
+            return None
+        return cls(
+            bits,
+            size if in_groups else None,
+            strategy != "tensor",
+            weights.get("symmetric", True) is True,
+            tuple(map(str, targets)) if isinstance(targets, list) else (),
+        )
+
+    def names(self, module: str) -> bool | None:
+        """Return True if a target is the module's path, or a regular expression that matches it.
+
+        None if a target may be the module's class, or is an expression that is not evaluated: only
+        those that are quick for every name are.
+        """
+        expressions = [target for target in self.targets if _TARGET.fullmatch(target)]
+        with suppress(re.error):
+            if module in self.targets or any(
+                re.match(target[3:], module[-_LONGEST:]) for target in expressions
+            ):
+                return True
+            others = {*self.targets} - {*expressions}
+            return (
+                None if any(target[:1].isupper() or ":" in target for target in others) else False
+            )
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class ColumnSettings:
+    """How GPTQ, AWQ or AutoRound quantized the weights of a module.
+
+    ``group_size``: None for one scale for each output. ``reason``: why this is not read.
+    """
+
+    bits: int
+    group_size: int | None
+    is_awq: bool = False
+    zero_is_less_one: bool = False
+    permuted: bool = False
+    reason: str | None = None
+
+    @classmethod
+    def of(cls, said: Mapping[str, Any]) -> Self | None:
+        """Return the settings in config.json; None if bits or group size are missing."""
+        bits = said.get("bits", said.get("w_bit"))
+        size = said.get("group_size", said.get("q_group_size"))
+        if type(bits) is not int or type(size) is not int:
+            return None
+        method = str(said.get("packing_format", said.get("quant_method")))
+        is_awq, is_plain = "awq" in method, "gptq" not in method or "gptqmodel" in method
+        forms = ("gemm",) if is_awq else ("gptq", "gptq_v2")
+        form = str(said.get("checkpoint_format", forms[0]))
+        version = str(said.get("version", "gemm")).lower()
+        reason = None
+        if bits not in (_AWQ_BITS if is_awq else _GPTQ_BITS):
+            reason = f"{bits} bits of {'AWQ' if is_awq else 'GPTQ'} have no layout of their own"
+        elif is_awq and version != "gemm":
+            reason = f"AWQ's version {version!r} has another layout"
+        elif form not in forms:
+            reason = f"its checkpoint_format {form!r} has another layout"
+        is_less_one = not is_plain and form == "gptq"
+        groups = size if size > 0 else None
+        return cls(bits, groups, is_awq, is_less_one, said.get("desc_act") is True, reason)
