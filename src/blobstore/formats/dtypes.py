@@ -92,6 +92,8 @@ class DType(enum.Enum):
 
 
 FLOATS = (DType.BF16, DType.F16, DType.F32)
+FP8 = (DType.F8_E4M3, DType.F8_E5M2)
+"""The types of 8-bit floats that are decoded."""
 FLOAT_NAMES = {
     name: dtype for dtype in FLOATS for name in (dtype.value.lower(), str(dtype.array_name))
 }

@@ -30,6 +30,7 @@ from blobstore.importer.notes import (
     coverage_of,
     describe_model,
     experts_note,
+    fp8_note,
     own_document,
     size_note,
     storable,
@@ -290,6 +291,7 @@ def make_plan(
     inventories = (inventory,) if draft is None else (inventory, draft)
     notes = (
         *experts_note(blobs, options, inventory.config, asked),
+        *fp8_note(blobs, options),
         *size_note(blobs, options),
     )
     config = describe_model(inventory, options, draft)

@@ -62,3 +62,15 @@ def decode_blocks(
     block_cols: int,
     out: _Array,
 ) -> None: ...
+def decode_e5m2_blocks(
+    target: str,
+    scale_type: str,
+    codes: _Array,
+    scales: _Array,
+    first: int,
+    rows: int,
+    cols: int,
+    block_rows: int,
+    block_cols: int,
+    out: _Array,
+) -> None: ...

@@ -157,11 +157,12 @@ RunOfScales scales_of(std::size_t first, std::size_t count, std::size_t rows, st
   return {0, (row_of_scales(last / cols) + 1 - row_of_scales(first / cols)) * blocks};
 }
 
+template <Fp8Type code>
 void decode_blocks(std::string_view target, std::string_view scale_type, Octets codes, In scales,
                    std::size_t first, std::size_t rows, std::size_t cols, std::size_t block_rows,
                    std::size_t block_cols, Halves out) {
   const std::size_t format = index_of(scale_type, float_names);
-  const auto kernel = target_of(target).decode_blocks[format];
+  const auto kernel = target_of(target).decode_blocks[code][format];
   const std::size_t count = codes.size();
   require(out.size() == count, "out has the wrong size");
   require(rows > 0 && cols > 0, "the matrices are empty");
@@ -264,9 +265,13 @@ NB_MODULE(_native, m) {
         arg("out_type"), arg("words").noconvert(), arg("scales").noconvert(),
         arg("biases").noconvert().none(), arg("group_size"), arg("global_scale"),
         arg("out").noconvert());
-  m.def("decode_blocks", &decode_blocks, arg("target"), arg("scale_type"),
-        arg("codes").noconvert(), arg("scales").noconvert(), arg("first"), arg("rows"), arg("cols"),
-        arg("block_rows"), arg("block_cols"), arg("out").noconvert());
+  const auto def_decode_blocks = [&m](const char* name, auto function) {
+    m.def(name, function, arg("target"), arg("scale_type"), arg("codes").noconvert(),
+          arg("scales").noconvert(), arg("first"), arg("rows"), arg("cols"), arg("block_rows"),
+          arg("block_cols"), arg("out").noconvert());
+  };
+  def_decode_blocks("decode_blocks", &decode_blocks<e4m3>);
+  def_decode_blocks("decode_e5m2_blocks", &decode_blocks<e5m2>);
   m.def("compare", &compare, arg("target"), arg("float_type"), arg("read_type"),
         arg("weights").noconvert(), arg("read").noconvert());
   m.def("compare_stored", &compare_stored, arg("target"), arg("float_type"), arg("quant_type"),

@@ -1,4 +1,4 @@
-// Decode FP8 weights: E4M3 codes of row-major matrices; each block of rows and columns has a scale.
+// Decode FP8 weights: E4M3 or E5M2 codes of row-major matrices; each block of rows and columns has a scale.
 //
 // Values do not depend on each other, so the result is the same however a run is cut.
 #pragma once
@@ -12,12 +12,12 @@ namespace blobstore::BLOBSTORE_TARGET {
 
 // code * scale, rounded to float32, and that to BF16. Every NaN is 0x7fc0; an overflow is infinite.
 // A Scale is one float for all codes, or a vector with one for each.
-template <std::size_t N, typename Scale>
+template <typename Code, std::size_t N, typename Scale>
 inline void decode_unit(const std::byte* codes, Scale even_scale, Scale odd_scale,
                         std::uint16_t* out) {
   Words<N> even, odd;
-  load_codes<E4M3::bits, N>(codes, even, odd);
-  store_unit<Bf16, N>(out, {decoded<E4M3>(even) * even_scale, decoded<E4M3>(odd) * odd_scale});
+  load_codes<Code::bits, N>(codes, even, odd);
+  store_unit<Bf16, N>(out, {decoded<Code>(even) * even_scale, decoded<Code>(odd) * odd_scale});
 }
 
 // The place in a run of codes, and the scale there; it moves forwards only, through rows and
@@ -57,7 +57,7 @@ class ScaleWalk {
 };
 
 // Up to a whole unit of codes with several scales, from the walk's place on.
-template <typename Float, std::size_t N>
+template <typename Float, typename Code, std::size_t N>
 inline void decode_mixed(ScaleWalk<Float>& walk, const std::byte* codes, std::size_t count,
                          std::uint16_t* out) {
   std::uint32_t scales[Unit<N>::size] = {};
@@ -68,10 +68,10 @@ inline void decode_mixed(ScaleWalk<Float>& walk, const std::byte* codes, std::si
     i += size;
   }
   const Unit<N> unit = load_unit<F32, N>(scales);
-  decode_unit<N>(codes, unit.even, unit.odd, out);
+  decode_unit<Code, N>(codes, unit.even, unit.odd, out);
 }
 
-template <typename Float, std::size_t N>
+template <typename Float, typename Code, std::size_t N>
 void decode_blocks(const BlocksJob& job) {
   if (job.count == 0) return;
   constexpr std::size_t size = Unit<N>::size;
@@ -79,20 +79,20 @@ void decode_blocks(const BlocksJob& job) {
   std::size_t i = 0;
   while (job.count - i >= size) {
     if (walk.left() < size) {
-      decode_mixed<Float, N>(walk, job.codes + i, size, job.out + i);
+      decode_mixed<Float, Code, N>(walk, job.codes + i, size, job.out + i);
       i += size;
       continue;
     }
     const float scale = walk.scale();
     const std::size_t end = i + std::min(walk.left(), job.count - i) / size * size;
     walk.skip(end - i);
-    for (; i < end; i += size) decode_unit<N>(job.codes + i, scale, scale, job.out + i);
+    for (; i < end; i += size) decode_unit<Code, N>(job.codes + i, scale, scale, job.out + i);
   }
   if (i == job.count) return;
   std::byte rest[size] = {};  // nothing beyond the run is read or written
   std::uint16_t values[size];
   std::memcpy(rest, job.codes + i, job.count - i);
-  decode_mixed<Float, N>(walk, rest, job.count - i, values);
+  decode_mixed<Float, Code, N>(walk, rest, job.count - i, values);
   std::memcpy(job.out + i, values, (job.count - i) * sizeof values[0]);
 }
 

@@ -135,6 +135,15 @@ struct E4M3 : SmallFloat<8, 3, 7, 448> {
   }
 };
 
+// The upper byte of an F16: exponents of all ones are infinities and NaN.
+struct E5M2 : SmallFloat<8, 2, 15, 57344> {
+  template <typename U>
+  static constexpr FloatOf<U> decode(U code) {
+    const auto special = float_of(((code & 0x80u) << 24) | ((code & 3u) << 21) | 0x7f800000u);
+    return (code & 0x7cu) == 0x7cu ? special : SmallFloat::decode(code);
+  }
+};
+
 // 2^(bits - 127); 255 is NaN (section 5.4.1).
 struct E8M0 {
   static constexpr unsigned bits = 8;

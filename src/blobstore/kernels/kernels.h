@@ -9,6 +9,7 @@ namespace blobstore {
 
 enum FloatType : std::size_t { bf16, f16, f32, float_types, f64 = float_types, wide_types };
 enum QuantType : std::size_t { int4, int8, nvfp4, mxfp4, mxfp8, quant_types };
+enum Fp8Type : std::size_t { e4m3, e5m2, fp8_types };
 enum Method : std::size_t { minmax, search, methods };
 
 // The candidates of the search for affine scales (search_affine.h); docs/quantization.md says which
@@ -46,7 +47,7 @@ struct DequantizeJob {
   void* out;
 };
 
-// A flat run of the E4M3 codes of row-major matrices of one shape, which follow each other; so do
+// A flat run of the FP8 codes of row-major matrices of one shape, which follow each other; so do
 // their scales: one for each block of rows and columns. Blocks at the edges may be cut.
 struct BlocksJob {
   const std::byte* codes;
@@ -106,7 +107,8 @@ struct Target {
   Quantize quantize[methods][quant_types][float_types];
   // By the format of the scales and biases (one for the fp types) and that of the output.
   Dequantize dequantize[quant_types][float_types][float_types];
-  DecodeBlocks decode_blocks[float_types];  // by the format of the scales
+  // By the format of the codes (E4M3, E5M2) and that of the scales.
+  DecodeBlocks decode_blocks[fp8_types][float_types];
   Compare compare[wide_types][wide_types];  // by the formats of the weights and of what is read
   CompareStored compare_stored[wide_types];
   Limits limits[quant_types][float_types];  // by the format of the scales (one for the fp types)

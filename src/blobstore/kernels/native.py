@@ -8,6 +8,7 @@ that runs on this processor.
 from __future__ import annotations
 
 from blobstore.errors import UsageError
+from blobstore.formats.dtypes import DType
 from blobstore.kernels import _native
 from blobstore.kernels.arrays import Array, QuantizedArray, dtype_of
 from blobstore.kernels.reference import Comparison, ReferenceKernel
@@ -54,7 +55,9 @@ class NativeKernel:
         )
 
     def decode_blocks(self, codes: Array, scales: Array, run: BlockRun, out: Array) -> None:
-        _native.decode_blocks(
+        is_e5m2 = run.dtype is DType.F8_E5M2
+        decode = _native.decode_e5m2_blocks if is_e5m2 else _native.decode_blocks
+        decode(
             self.name,
             dtype_of(scales).value,
             codes,

@@ -278,7 +278,7 @@ def decode_blocks_into(
 ) -> None:
     """Write ``bf16(float32(code) * float32(scale))`` of a run of codes to ``out``.
 
-    Each step is rounded half to even. ``codes``: U8 ``[run.count]``, the bits of E4M3. ``scales``:
+    Each step is rounded half to even. ``codes``: U8 ``[run.count]``, the bits of FP8. ``scales``:
     F32, F16 or BF16 ``[len(run.scales)]``, only those that the run needs. ``out``: BF16 (ml_dtypes)
     ``[run.count]``, which shares no memory with the others. The arrays are contiguous and aligned.
     One call decodes a run through any number of matrices, without the interpreter lock.

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from blobstore.formats.quant import QuantType
-from blobstore.kernels.arrays import Array, QuantizedArray
+from blobstore.kernels.arrays import Array, QuantizedArray, numpy_dtype
 from blobstore.kernels.scales import (
     BF16_NAN_BITS,
     E4M3,
@@ -100,7 +100,7 @@ class ReferenceKernel:
             out[:] = values.reshape(-1).astype(out.dtype)
 
     def decode_blocks(self, codes: Array, scales: Array, run: BlockRun, out: Array) -> None:
-        """Write the BF16 values of a run of E4M3 codes, one at least, to ``out``.
+        """Write the BF16 values of a run of FP8 codes, one at least, to ``out``.
 
         ``scales`` (BF16, F16 or F32) are those of ``run.scales``.
         """
@@ -113,7 +113,8 @@ class ReferenceKernel:
             - run.scales.start
         )
         with np.errstate(all="ignore"):
-            values = codes.view(E4M3).astype(np.float32) * scales.astype(np.float32)[of_each]
+            decoded = codes.view(numpy_dtype(run.dtype)).astype(np.float32)
+            values = decoded * scales.astype(np.float32)[of_each]
             out[:] = values.astype(out.dtype)
         out.view(np.uint16)[np.isnan(values)] = BF16_NAN_BITS
 

@@ -17,6 +17,7 @@ import ml_dtypes
 import numpy as np
 
 from blobstore.errors import UsageError
+from blobstore.formats.dtypes import FP8, DType
 from blobstore.formats.quant import QuantType
 from blobstore.kernels.arrays import Array, array_of
 
@@ -191,12 +192,12 @@ _END = 2**63
 class BlockRun:
     """``count`` codes from flat index ``first`` on, of consecutive matrices ``[rows, cols]``.
 
-    The matrices are row-major. A run may begin and end inside a row. Each matrix has its own
-    scales, row-major too: one for each block of ``block_rows`` and ``block_cols``, ``blocks`` of
-    them; blocks at its edges may be cut.
+    The codes are of ``dtype``. The matrices are row-major. A run may begin and end inside a row.
+    Each matrix has its own scales, row-major too: one for each block of ``block_rows`` and
+    ``block_cols``, ``blocks`` of them; blocks at its edges may be cut.
 
-    Raises: UsageError unless all are whole numbers >= 0, blocks are not empty, matrices of a run
-    with codes are not empty, and the run ends before 2^63.
+    Raises: UsageError unless codes are E4M3 or E5M2, all others are whole numbers >= 0, blocks are
+    not empty, matrices of a run with codes are not empty, and the run ends before 2^63.
     """
 
     rows: int
@@ -205,8 +206,11 @@ class BlockRun:
     count: int
     block_rows: int = FP8_BLOCK
     block_cols: int = FP8_BLOCK
+    dtype: DType = DType.F8_E4M3
 
     def __post_init__(self) -> None:
+        if self.dtype not in FP8:
+            raise UsageError(f"codes are {self.dtype}, not F8_E4M3 or F8_E5M2")
         for name in ("rows", "cols", "first", "count", "block_rows", "block_cols"):
             number, least = getattr(self, name), int(name.startswith("block"))
             if type(number) is not int or not least <= number < _END:

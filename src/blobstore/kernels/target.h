@@ -66,7 +66,7 @@ constinit const Target BLOBSTORE_TABLE = [] {
       {EACH_TYPE(quantize_affine, quantize_fp), EACH_TYPE(search_affine, search_fp)},
       {DEQUANTIZE_AFFINE(4), DEQUANTIZE_AFFINE(8), DEQUANTIZE_FP(Nvfp4), DEQUANTIZE_FP(Mxfp4),
        DEQUANTIZE_FP(Mxfp8)},
-      FLOATS(decode_blocks, N),
+      {FLOATS(decode_blocks, E4M3, N), FLOATS(decode_blocks, E5M2, N)},
       {COMPARE(Bf16), COMPARE(F16), COMPARE(F32), COMPARE(F64)},
       {compare_stored<Bf16, N>, compare_stored<F16, N>, compare_stored<F32, N>,
        compare_stored<F64, N>},

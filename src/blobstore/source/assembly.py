@@ -24,6 +24,7 @@ from blobstore.source.coding import Coding
 from blobstore.source.folders import SourceTensor
 from blobstore.source.integers import ColumnCodes, RowCodes, Words
 from blobstore.source.producers import (
+    ANY_FP8,
     BITSANDBYTES,
     BITSANDBYTES_INT8,
     BLOCK_FP8,
@@ -33,7 +34,6 @@ from blobstore.source.producers import (
     COMPRESSED_NVFP4,
     DEEPSEEK_FP4,
     DEEPSEEK_FP8,
-    FP8,
     GPT_OSS,
     GPTQ,
     IMPORTED,
@@ -56,7 +56,7 @@ _LEAST_ELEMENTS = 1024
 
 _KNOWN_METHODS = frozenset({"fp8", "modelopt", "compressed-tensors", "mxfp4"})
 _INTEGERS = {DType.U8, DType.I8, DType.I16, DType.U16, DType.I32, DType.U32, DType.I64, DType.U64}
-_CODES = FP8 | _INTEGERS
+_CODES = ANY_FP8 | _INTEGERS
 
 
 # Their linear weights are [inputs, outputs], and transformers transposes them for bitsandbytes
@@ -360,9 +360,10 @@ def _fp8(match: _Found) -> SourceWeight:
     shape, scale = match.tensor.shape, match.scale
     if len(shape) < 2:  # noqa: PLR2004
         raise _refusal(match, f"{list(shape)} is not a matrix")
-    if not scale.dtype.is_float and scale.shape == (*shape[:-1], shape[-1] // _MXFP8.group_size):
+    by_32 = not scale.dtype.is_float and scale.shape == (*shape[:-1], shape[-1] // 32)
+    if by_32 and match.tensor.dtype is DType.F8_E4M3:
         return _codes(match, _MXFP8)
-    if scale.dtype is DType.U8:
+    if scale.dtype is DType.U8 and not by_32:
         raise _refusal(
             match, f"its scale {quoted(scale.name)} is U8 {list(scale.shape)}, and not for 32 codes"
         )
@@ -375,7 +376,7 @@ def _fp8(match: _Found) -> SourceWeight:
         Form.FP8,
         match.row.name,
         inverse_scale=match.config.has_inverse_scales and match.row.scale == "_scale_inv",
-        block=_fp8_block(match, shape, scale.shape),
+        block=(1, 32) if by_32 else _fp8_block(match, shape, scale.shape),
     )
 
 

@@ -43,7 +43,7 @@ from types import MappingProxyType
 from typing import Any, Generic, TypeAlias, TypeVar
 
 from blobstore.formats.checkpoint import ModuleQuantization, SourceConfig
-from blobstore.formats.dtypes import FLOATS, DType
+from blobstore.formats.dtypes import FLOATS, FP8, DType
 from blobstore.formats.safetensors.header import TensorEntry
 from blobstore.source.folders import SourceTensor
 
@@ -87,7 +87,8 @@ class Producer:
 
 
 _FLOATS = frozenset(FLOATS)
-FP8 = frozenset({DType.F8_E4M3, DType.F8_E5M2, DType.F8_E4M3FNUZ, DType.F8_E5M2FNUZ})
+_DECODED_FP8 = frozenset(FP8)
+ANY_FP8 = _DECODED_FP8 | {DType.F8_E4M3FNUZ, DType.F8_E5M2FNUZ}
 _E4M3 = frozenset({DType.F8_E4M3})
 _U8 = frozenset({DType.U8})
 _I8 = frozenset({DType.I8})
@@ -95,7 +96,7 @@ _I32 = frozenset({DType.I32})
 _U32 = frozenset({DType.U32})
 _BYTES = _U8 | _I8
 _EXPONENTS = frozenset({DType.U8, DType.F8_E8M0})
-_SCALES = _FLOATS | FP8 | _U8 | _I32 | {DType.F8_E8M0}
+_SCALES = _FLOATS | ANY_FP8 | _U8 | _I32 | {DType.F8_E8M0}
 _ACTIVATION_SCALES = (
     *(".input_scale", ".input_global_scale", ".input_scale_ub", ".input_zero_point"),
     *(".output_scale", ".output_zero_point", ".activation_scale", "_activation_scale"),
@@ -182,7 +183,7 @@ BLOCK_FP8 = tuple(
     Producer(
         name="FP8",
         weight="",
-        weight_dtypes=_E4M3,
+        weight_dtypes=_DECODED_FP8,
         scale_dtypes=_FLOATS | _EXPONENTS,
         companions={suffix: ".scale"},
         dropped=_ACTIVATION_SCALES,
@@ -197,7 +198,10 @@ DEEPSEEK_FP8, DEEPSEEK_FP4 = (
         scale_dtypes=scales,
         companions={".scale": ".scale"},
     )
-    for name, dtypes, scales in (("FP8", _E4M3, _FLOATS | _EXPONENTS), ("FP4", _I8, _EXPONENTS))
+    for name, dtypes, scales in (
+        ("FP8", _DECODED_FP8, _FLOATS | _EXPONENTS),
+        ("FP4", _I8, _EXPONENTS),
+    )
 )
 QUANT_STATE = ".weight.quant_state.bitsandbytes__"
 BITSANDBYTES = {
@@ -295,10 +299,10 @@ PLAIN_BYTES = (
     _uncounted_row("EETQ", ".weight", _I8, ".weight_scales"),
 )
 SCALED_FP8 = (
-    _uncounted_row("FP8", "", FP8, "_scale_inv"),
-    _uncounted_row("FP8", "", FP8, "_scale"),
-    _uncounted_row("FP8", ".weight", FP8, ".scale"),
-    _uncounted_row("FP8", ".weight", FP8, ".scale_weight"),
+    _uncounted_row("FP8", "", ANY_FP8, "_scale_inv"),
+    _uncounted_row("FP8", "", ANY_FP8, "_scale"),
+    _uncounted_row("FP8", ".weight", ANY_FP8, ".scale"),
+    _uncounted_row("FP8", ".weight", ANY_FP8, ".scale_weight"),
 )
 
 _OF_OTHERS = (MLX, COMPRESSED_NVFP4, MODELOPT_NVFP4, GPT_OSS, *BLOCK_FP8)
@@ -367,10 +371,10 @@ _STACKED = "packed experts that are stacked, with {companion}, are not imported"
 _NO_FP8_SCALE = "an FP8 weight without a scale for each of its blocks (X.weight_scale_inv)"
 _FP8_SCALE = "its scale {companion} lacks the dtype or shape of FP8 block scales (BF16, F16 or F32)"
 REFUSED_FORMATS = (
-    RefusedFormat("", FP8 - _E4M3, "only F8_E4M3 weights are decoded"),
-    RefusedFormat("", _E4M3, _FP8_SCALE, "_scale_inv"),
-    RefusedFormat("", _E4M3, _FP8_SCALE, "_scale"),
-    RefusedFormat("", _E4M3, _NO_FP8_SCALE),
+    RefusedFormat("", ANY_FP8 - _DECODED_FP8, "only F8_E4M3 and F8_E5M2 weights are decoded"),
+    RefusedFormat("", _DECODED_FP8, _FP8_SCALE, "_scale_inv"),
+    RefusedFormat("", _DECODED_FP8, _FP8_SCALE, "_scale"),
+    RefusedFormat("", _DECODED_FP8, _NO_FP8_SCALE),
     RefusedFormat(".weight_packed", _U8, _NO_COMPRESSED_SCALE),
     RefusedFormat(".weight_packed", _INTEGERS, "packed integers need X.weight_scale, of floats"),
     RefusedFormat(".qweight", _INTEGERS, "AWQ and GPTQ weights need X.scales, of floats"),

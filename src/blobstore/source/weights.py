@@ -151,7 +151,13 @@ class SourceWeight:
         """Return ``count`` codes of FP8 from index ``start`` on, and the blocks they are in."""
         (rows, cols), (height, width) = self.shape[-2:], self.block or (1, 1)
         return BlockRun(
-            rows=rows, cols=cols, first=start, count=count, block_rows=height, block_cols=width
+            rows=rows,
+            cols=cols,
+            first=start,
+            count=count,
+            block_rows=height,
+            block_cols=width,
+            dtype=self.tensor.dtype,
         )
 
 

@@ -13,11 +13,15 @@ from support.weights import BF16, DTYPES, F16, F32, KERNELS, every_16_bit_value,
 
 from blobstore import kernels
 from blobstore.errors import UsageError
+from blobstore.formats.dtypes import DType
 from blobstore.kernels.scales import BlockRun
 
 Array = np.ndarray[Any, Any]
 
-E4M3 = np.dtype(ml_dtypes.float8_e4m3fn)
+CODES = {
+    DType.F8_E4M3: np.dtype(ml_dtypes.float8_e4m3fn),
+    DType.F8_E5M2: np.dtype(ml_dtypes.float8_e5m2),
+}
 NAN = 0x7FC0
 # Matrices ``[number, rows, cols]`` from one value a scale to several blocks, cut at both edges;
 # rows shorter than a block or than any vector.
@@ -32,26 +36,32 @@ def decoded(codes: Array, scales: Array, run: BlockRun, kernel: kernels.Kernel) 
     return out
 
 
-def expected_bits(codes: Array, scales: Array) -> Array:
+def expected_bits(codes: Array, scales: Array, code: DType = DType.F8_E4M3) -> Array:
     """Return the BF16 bits of codes with a scale each.
 
     Exact products in float64 are rounded to float32, then to BF16.
     """
     with np.errstate(all="ignore"):
-        products = codes.view(E4M3).astype(np.float64) * scales.astype(np.float64)
+        products = codes.view(CODES[code]).astype(np.float64) * scales.astype(np.float64)
         values = products.astype(np.float32).astype(BF16)
     return np.where(np.isnan(values), np.uint16(NAN), raw(values))
 
 
-def stacked(stack: tuple[int, int, int], dtype: Any = F32) -> tuple[Array, Array, Array]:
+def stacked(
+    stack: tuple[int, int, int],
+    dtype: Any = F32,
+    code: DType = DType.F8_E4M3,
+    block: tuple[int, int] = (128, 128),
+) -> tuple[Array, Array, Array]:
     """Return random codes, scales that make usual weights, and the bits of the values, all flat."""
+    height, width = block
     number, rows, cols = stack
     generator = np.random.default_rng(stack)
     codes = generator.integers(0, 256, stack, dtype=np.uint8)
-    blocks = number, -(-rows // 128), -(-cols // 128)
+    blocks = number, -(-rows // height), -(-cols // width)
     scales = (10.0 ** generator.uniform(-7, 1, blocks)).astype(dtype)
-    of_each = scales.repeat(128, axis=1).repeat(128, axis=2)[:, :rows, :cols]
-    return codes.reshape(-1), scales.reshape(-1), expected_bits(codes, of_each).reshape(-1)
+    of_each = scales.repeat(height, axis=1).repeat(width, axis=2)[:, :rows, :cols]
+    return codes.reshape(-1), scales.reshape(-1), expected_bits(codes, of_each, code).reshape(-1)
 
 
 def decoding_scales() -> Array:
@@ -68,15 +78,16 @@ def decoding_scales() -> Array:
 
 
 @any_kernel
-def test_every_code_with_scales_of_every_kind(kernel: kernels.Kernel) -> None:
+@pytest.mark.parametrize("code", CODES, ids=str)
+def test_every_code_with_scales_of_every_kind(kernel: kernels.Kernel, code: DType) -> None:
     sixteen_bits = (every_16_bit_value(dtype)[::89].copy() for dtype in (BF16, F16))
     for scales in (decoding_scales(), *sixteen_bits):
         codes = np.repeat(np.arange(256, dtype=np.uint8)[None], len(scales), axis=0)
-        run = BlockRun(rows=1, cols=256, first=0, count=codes.size)  # two scales a matrix
+        run = BlockRun(rows=1, cols=256, first=0, count=codes.size, dtype=code)  # two a matrix
         values = decoded(codes.reshape(-1), scales.repeat(2), run, kernel)
         found = raw(values).reshape(codes.shape)
-        np.testing.assert_array_equal(found, expected_bits(codes, scales[:, None]))
-        run = BlockRun(rows=1, cols=1, first=0, count=codes.size)  # a scale each
+        np.testing.assert_array_equal(found, expected_bits(codes, scales[:, None], code))
+        run = BlockRun(rows=1, cols=1, first=0, count=codes.size, dtype=code)  # a scale each
         values = decoded(codes.reshape(-1), scales.repeat(256), run, kernel)
         np.testing.assert_array_equal(raw(values), found.reshape(-1))
 
@@ -102,6 +113,29 @@ def test_runs_have_the_bits_of_the_whole_and_nothing_around_them_is_written(
             np.testing.assert_array_equal(raw(out), expected[start:stop], f"{start}:{stop}")
             assert (buffer[:128] == 0x55).all()
             assert (buffer[128 + 2 * (stop - start) :] == 0x55).all()
+
+
+# A matrix, a row, groups of one row, blocks of several rows, those cut at both edges, one value.
+BLOCKS = [(257, 300), (1, 300), (1, 32), (1, 100), (3, 1), (16, 64), (100, 7), (1, 1)]
+
+
+@any_kernel
+@pytest.mark.parametrize("block", BLOCKS, ids=str)
+@pytest.mark.parametrize("code", CODES, ids=str)
+def test_blocks_of_other_shapes(
+    code: DType, block: tuple[int, int], kernel: kernels.Kernel
+) -> None:
+    """Whole runs, and runs that begin and end anywhere, in pieces of few scales."""
+    rows, cols = 257, 300
+    codes, scales, expected = stacked((2, rows, cols), F32, code, block)
+    form = {"block_rows": block[0], "block_cols": block[1], "dtype": code}
+    for first, stop in ((0, codes.size), (1, 40), (299, 301), (12_345, 98_765)):
+        run = BlockRun(rows=rows, cols=cols, first=first, count=stop - first, **form)
+        for piece in (run, *run.pieces(300)):
+            end = piece.first + piece.count
+            needed = scales[piece.scales.start : piece.scales.stop]
+            found = decoded(codes[piece.first : end], needed, piece, kernel)
+            np.testing.assert_array_equal(raw(found), expected[piece.first : end])
 
 
 sizes = st.integers(1, 400) | st.sampled_from([127, 128, 129, 256, 257, 5000])
@@ -130,6 +164,8 @@ def test_pieces_are_the_run_in_order_and_need_few_scales_whatever_the_shape(
         ({"first": 2**63 - 300}, "the run ends at"),
         ({"rows": 0}, r"300 codes, but its matrices \[0, 200\]"),
         ({"count": "300"}, "count is '300'"),
+        ({"block_cols": 0}, "block_cols is 0"),
+        ({"dtype": DType.F8_E4M3FNUZ}, "codes are F8_E4M3FNUZ"),
     ],
 )
 def test_a_run_that_can_not_be_is_refused(changes: dict[str, Any], message: str) -> None:

@@ -19,7 +19,7 @@ from safetensors.torch import load_file, save_file
 from support import FIXTURES
 from support.arrays import bits
 
-from blobstore import Store, import_model, open_model
+from blobstore import Store, import_model, open_model, plan_import
 from blobstore.errors import UnsupportedSourceError
 from blobstore.source.inventory import read_inventory
 from blobstore.source.weights import SourceReaders
@@ -98,6 +98,30 @@ def test_fp8_of_any_granularity_becomes_mxfp8(store: Store) -> None:
             assert model[WEIGHT].type_text == "mxfp8/32"
 
 
+def test_what_fp8_loses_is_said() -> None:
+    """Once, and only if no type is asked for."""
+    source = PRODUCERS / "compressed-tensors-fp8-rows"
+    (note,) = plan_import(source).notes
+    assert note.startswith("1 weights of FP8 become mxfp8")
+    assert "--quant int8 --method search" in note
+    assert plan_import(source, quant="int8", method="search", requantize=True).notes == ()
+    assert plan_import(PRODUCERS / "compressed-tensors-mxfp8").notes == ()
+
+
+def test_scales_that_are_left_out_are_counted(tmp_path: Path) -> None:
+    def add(tensors: Tensors, _: Settings) -> None:
+        names = ("mlp.down_proj.input_scale", "self_attn.k_scale", "self_attn.v_scale")
+        tensors.update({f"model.layers.0.{name}": torch.ones(1) for name in names})
+
+    source = rewritten("compressed-tensors-fp8-rows", tmp_path / "source", add)
+    left_out = plan_import(source).coverage.tensors.left_out
+    assert [(one.name, one.reason.partition(",")[0], one.count) for one in left_out] == [
+        ("*.input_scale", "activation scales", 1),
+        ("*.k_scale", "scales of a cache of keys and values", 1),
+        ("*.v_scale", "scales of a cache of keys and values", 1),
+    ]
+
+
 def test_other_types_have_to_be_asked_for_twice(store: Store) -> None:
     source = PRODUCERS / "compressed-tensors-int4-g128"
     with pytest.raises(UnsupportedSourceError, match="quantized already"):
@@ -148,6 +172,33 @@ def test_other_names_of_the_same(
     values = SourceReaders().values(weight, 0, weight.elements).astype(np.float32)
     wanted = expected(case).float().numpy().reshape(-1)
     assert np.abs(values - wanted).max() <= 2.0**-8 * np.abs(wanted).max()
+
+
+@pytest.mark.parametrize("case", ["fp8-matrix", "fp8-rows", "fp8-g128", "fp8-blocks", "mxfp8"])
+def test_fp8_with_five_bits_of_exponent(case: str, tmp_path: Path, store: Store) -> None:
+    """As torch decodes it; no program is known that writes it."""
+    case, held = f"compressed-tensors-{case}", {}
+
+    def e5m2(tensors: Tensors, _: Settings) -> None:
+        codes = torch.arange(40 * 256, dtype=torch.int32).to(torch.uint8) % 0x7B
+        held["codes"] = tensors[WEIGHT] = codes.view(torch.float8_e5m2).reshape(40, 256)
+        held["scale"] = tensors[f"{WEIGHT}_scale"]
+
+    (weight,) = read_inventory(rewritten(case, tmp_path / "source", e5m2)).weights
+    readers = SourceReaders()
+    values = bits(readers.values(weight, 0, weight.elements))
+    readers.close()
+    scale = held["scale"]
+    if scale.dtype is torch.uint8:
+        scale = scale.view(torch.float8_e8m0fnu)
+    scale = scale.float().reshape(-1, scale.shape[-1])
+    height, width = -(-40 // len(scale)), 256 // scale.shape[1]
+    height = 16 if case.endswith("blocks") else height
+    of_each = scale.repeat_interleave(height, 0)[:40].repeat_interleave(width, 1)
+    assert values == bits((held["codes"].float() * of_each).bfloat16())
+    import_model(tmp_path / "source", "m", store=store)
+    with open_model("m", store=store) as model:
+        assert model[WEIGHT].type_text == "mxfp8/32"
 
 
 @pytest.mark.parametrize(

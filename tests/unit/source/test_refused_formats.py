@@ -24,7 +24,7 @@ from blobstore.store.local.store import Store
 
 Array = np.ndarray[Any, Any]
 Tensors = dict[str, Array]
-E4M3, E5M2, BF16 = ml_dtypes.float8_e4m3fn, ml_dtypes.float8_e5m2, ml_dtypes.bfloat16
+E4M3, FNUZ, BF16 = ml_dtypes.float8_e4m3fn, ml_dtypes.float8_e4m3fnuz, ml_dtypes.bfloat16
 UP = "model.layers.0.mlp.up_proj"
 
 INT4 = mlx_affine(4, 64).make(UP, (4, 128)).tensors
@@ -91,7 +91,7 @@ REFUSED: list[tuple[Tensors, dict[str, Any], str]] = [
     (without(GPT_OSS, "_scales"), method("mxfp4"), "_scales are missing"),
     # FP8
     (without(FP8, ".weight_scale_inv"), {}, "without a scale"),
-    (other(FP8, _weight=ones(4, 128, dtype=E5M2)), {}, "F8_E4M3"),
+    (other(FP8, _weight=ones(4, 128, dtype=FNUZ)), {}, "only F8_E4M3 and F8_E5M2"),
     (FP8, method("fp8", weight_block_size=[64, 64]), "64x64"),
     (
         FP8,
