@@ -17,6 +17,7 @@ _NAMES = {
     BF16: "BF16",
     np.dtype(ml_dtypes.float8_e4m3fn): "F8_E4M3",
     np.dtype(ml_dtypes.float8_e5m2): "F8_E5M2",
+    np.dtype(ml_dtypes.float8_e4m3fnuz): "F8_E4M3FNUZ",
     np.dtype(ml_dtypes.float8_e8m0fnu): "F8_E8M0",
     **{np.dtype(f"float{bits}"): f"F{bits}" for bits in (16, 32, 64)},
     **{np.dtype(f"int{bits}"): f"I{bits}" for bits in (8, 16, 32, 64)},

@@ -167,7 +167,8 @@ def _packed_words(match: _Found) -> _Unpacked:
     )
     packed_rows = zero_points.shape[-2] if zero_points is not None and zeros_are_packed else None
     fitting = set()
-    for bits, size in _weight_groups(match.config) or [(bits, None) for bits in _CODE_BITS]:
+    said = [(group.bits, group.group_size) for group in match.config.integer_groups]
+    for bits, size in said or [(bits, None) for bits in _CODE_BITS]:
         if packed_rows is not None and -(-rows * bits // _WORD_BITS) != packed_rows:
             continue
         in_groups = size is not None and groups > 1
@@ -178,17 +179,6 @@ def _packed_words(match: _Found) -> _Unpacked:
         raise UnclearPackingError("nothing says how many bits the codes of compressed-tensors have")
     bits, size, cols = fitting.pop()
     return (*lead, rows, cols), Packing(f"int{bits}", bits, size)
-
-
-def _weight_groups(config: SourceConfig) -> list[tuple[int, int | None]]:
-    said = [
-        (weights.get("num_bits"), weights.get("group_size")) for weights in config.group_weights
-    ]
-    return [
-        (bits, size if type(size) is int and size > 0 else None)
-        for bits, size in said
-        if type(bits) is int and bits in _CODE_BITS
-    ]
 
 
 def _scaled_bytes(match: _Found) -> _Unpacked:
@@ -301,7 +291,8 @@ def _fp4_experts(match: _Found) -> _Unpacked:
 
 def _fp8(match: _Found) -> _Unpacked:
     shape, scale = match.tensor.shape, match.scale
-    if scale.dtype in _EXPONENTS and shape and scale.shape == (*shape[:-1], shape[-1] // 32):
+    by_32 = scale.dtype in _EXPONENTS and shape and scale.shape == (*shape[:-1], shape[-1] // 32)
+    if by_32 and match.tensor.dtype is DType.F8_E4M3:
         return shape, Packing("mxfp8", 8, 32), "MXFP8"
     blocks = len(scale.shape) > 1 and scale.shape[-1] > 1
     return shape, Packing("fp8", 8), producers.BLOCK_FP8[0].name if blocks else "FP8"
