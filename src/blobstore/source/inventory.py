@@ -157,10 +157,10 @@ def _read_folder(
         if CONFIG_NAME in documents
         else None
     )
-    own = {*chosen, *documents}
+    read_names = {*chosen, *documents}
     if chosen[0].endswith(TORCH_SUFFIXES):  # an export has no files of the names in its index
-        own |= {name for name in names if is_index(name)}
-    kept, left_out = other_files(folder, own, without)
+        read_names |= {name for name in names if is_index(name)}
+    kept, left_out = other_files(folder, read_names, without)
     files, tensors = tuple(file for file, _ in read), _tensors(read)
     if config is not None:
         tensors = _without_tied(tensors, config)

@@ -95,7 +95,7 @@ def torch_header(reader: OpenReader, budget: Budget) -> Header:
     return Header(entries, {}, 0)
 
 
-def _checked_records(file: io.BufferedReader, budget: Budget) -> list[zipfile.ZipInfo]:
+def _checked_records(file: io.BufferedReader[_File], budget: Budget) -> list[zipfile.ZipInfo]:
     """Return the records of the archive in their order, if its pickle names only tensors."""
     if file.peek(len(_MAGIC))[: len(_MAGIC)] != _MAGIC:
         raise _fault("not a zip archive, as torch.save writes since version 1.6")

@@ -128,7 +128,7 @@ def test_blocks_of_other_shapes(
     """Whole runs, and runs that begin and end anywhere, in pieces of few scales."""
     rows, cols = 257, 300
     codes, scales, expected = stacked((2, rows, cols), F32, code, block)
-    form = {"block_rows": block[0], "block_cols": block[1], "dtype": code}
+    form: Any = {"block_rows": block[0], "block_cols": block[1], "dtype": code}
     for first, stop in ((0, codes.size), (1, 40), (299, 301), (12_345, 98_765)):
         run = BlockRun(rows=rows, cols=cols, first=first, count=stop - first, **form)
         for piece in (run, *run.pieces(300)):

@@ -54,7 +54,8 @@ def write(folder: Path, said: dict[str, Any] | None = None) -> Path:
 def write_shards(folder: Path) -> Path:
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps(LLAMA_CONFIG))
-    places, named = {}, list(tensors().items())
+    places: dict[str, str] = {}
+    named = list(tensors().items())
     for number, own in ((1, named[:4]), (2, named[4:])):
         file = f"pytorch_model-0000{number}-of-00002.bin"
         torch.save(dict(own), folder / file)
