@@ -1,0 +1,106 @@
+"""Checkpoints of bitsandbytes: their shapes are in small tensors, which are read before a plan.
+
+Values and contradictions of one weight are in test_producers.py.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from support import FIXTURES
+from support.arrays import bits
+from support.retry_policies import patient_clients
+from support.servers import files, server
+
+from blobstore import Store, import_model, open_model
+from blobstore.errors import UnsupportedSourceError
+from blobstore.source.inventory import read_inventory
+from blobstore.source.weights import SourceReaders
+
+PRODUCERS = FIXTURES / "producers"
+MODULE = "model.layers.0.mlp.down_proj"
+NESTED = PRODUCERS / "bitsandbytes-nf4-nested"
+ODD = PRODUCERS / "bitsandbytes-nf4-odd"
+Tensors = dict[str, torch.Tensor]
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    return Store(tmp_path / "store")
+
+
+def values(case: Path) -> torch.Tensor:
+    return load_file(case / "dequantized.safetensors")[f"{MODULE}.weight"]
+
+
+def renamed(module: str) -> Tensors:
+    tensors = load_file(NESTED / "model.safetensors")
+    return {name.replace(MODULE, module): tensor for name, tensor in tensors.items()}
+
+
+def with_offset(tensors: Tensors, offset: float) -> Tensors:
+    (name,) = (name for name in tensors if "quant_state" in name)
+    said = json.loads(tensors[name].numpy().tobytes()) | {"nested_offset": offset}
+    raw = bytearray(json.dumps(said).encode())
+    return tensors | {name: torch.frombuffer(raw, dtype=torch.uint8)}
+
+
+def write(folder: Path, tensors: Tensors, **config: object) -> Path:
+    folder.mkdir()
+    save_file(tensors, folder / "model.safetensors")
+    said = json.loads((NESTED / "config.json").read_text()) | config
+    (folder / "config.json").write_text(json.dumps(said))
+    return folder
+
+
+def test_pieces_begin_within_bytes_and_blocks() -> None:
+    (weight,) = read_inventory(ODD).weights
+    readers, rows = SourceReaders(), 3 * 51
+    pieces = [
+        readers.values(weight, start, min(rows, weight.elements - start)).copy()
+        for start in range(0, weight.elements, rows)
+    ]
+    readers.close()
+    assert bits(np.concatenate(pieces)) == bits(values(ODD))
+
+
+def test_a_server_is_asked_for_states(store: Store) -> None:
+    table = {path.name: path.read_bytes() for path in NESTED.iterdir()}
+    with server() as running, patient_clients():
+        running.play(files(table, 'ETag: "v1"'))
+        import_model(running.at(""), "there", store=store)
+    with open_model("there", store=store) as model:
+        assert bits(model[f"{MODULE}.weight"].numpy()) == bits(values(NESTED))
+
+
+def test_modules_may_be_plain_and_experts_have_offsets_of_their_own(
+    tmp_path: Path, store: Store
+) -> None:
+    """One more letter in a state moves the others."""
+    tensors: Tensors = {"lm_head.weight": torch.randn(64, 256).bfloat16()}
+    for expert, offset in enumerate((0.5, 0.0625)):
+        tensors |= with_offset(renamed(f"model.layers.0.mlp.experts.{expert}.up_proj"), offset)
+    source = write(tmp_path / "source", tensors)
+    import_model(source, "m", store=store, quant="int8", requantize=True)
+    with open_model("m", store=store) as model:
+        types = {name: model[name].type_text for name in model}
+        means = [
+            np.abs(model[name].dequantize()).mean() for name in sorted(types) if "experts" in name
+        ]
+    assert all(text.startswith("int8") for text in types.values())
+    assert means == sorted(means, reverse=True)
+    assert len(means) == 2
+
+
+def test_models_whose_weights_are_stored_transposed_are_refused(
+    tmp_path: Path, store: Store
+) -> None:
+    source = write(tmp_path / "source", renamed("transformer.h.0.attn.c_attn"), model_type="gpt2")
+    with pytest.raises(UnsupportedSourceError, match=r"c_attn.*gpt2"):
+        import_model(source, "m", store=store)
+    assert not store.manifests.names()
