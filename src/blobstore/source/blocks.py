@@ -40,12 +40,12 @@ _TABLES = {
     "fp4": np.array((*_FP4, *(-value for value in _FP4)), np.float32),
 }
 _OF_BYTES = {
-    # The values of each byte, that of its high bits first.
+    # The values of each byte, that of its high bits first: as one item, which is gathered faster.
     **{
-        kind: np.stack((np.repeat(table, 16), np.tile(table, 16)), axis=-1)
+        kind: np.stack((np.repeat(table, 16), np.tile(table, 16)), axis=-1).view(np.uint64)[:, 0]
         for kind, table in _TABLES.items()
     },
-    "int8": np.arange(256, dtype=np.uint8).view(np.int8).astype(np.float32)[:, None],
+    "int8": np.arange(256, dtype=np.uint8).view(np.int8).astype(np.float32),
 }
 _UNIT = np.float32(7.874015718698502e-3)
 
@@ -67,7 +67,7 @@ class BlockCodes(Coding):
     stated: ClassVar = (".quant_map", ".weight_format")
 
     def needs(self, start: int, count: int) -> Iterator[tuple[str, int, int]]:
-        values, size = _OF_BYTES[self.kind].shape[1], self.scale.bits // 8
+        values, size = _OF_BYTES[self.kind].itemsize // 4, self.scale.bits // 8
         yield "", start // values, -(-(start + count) // values)
         first, last = start // self.block, (start + count - 1) // self.block
         yield ".scale", first * size, (last + 1) * size
@@ -80,17 +80,20 @@ class BlockCodes(Coding):
         parts = {suffix: read(Region.span(suffix, *part))[0] for suffix, *part in needed}
         first, table = start // self.block, _OF_BYTES[self.kind]
         scales = parts[".scale"].view(numpy_dtype(self.scale))
-        values = table[parts[""]].reshape(-1)[start % table.shape[1] :][:count]
+        values = np.empty((len(scales), self.block), np.float32)
+        begin = start - first * self.block
+        codes = values.reshape(-1).view(table.dtype)[begin * 4 // table.itemsize :]
+        np.take(table, parts[""], out=codes[: parts[""].size], mode="clip")
         with np.errstate(over="ignore", invalid="ignore"):
             if self.outer:
                 inner = parts[".nested_quant_map"].view(np.float32)[scales]
                 outer = np.arange(first, first + len(scales)) // self.outer - first // self.outer
                 outer = parts[".nested_absmax"].view(np.float32)[outer]
                 scales = inner * outer + np.float32(self.offset)
-            values *= np.repeat(scales, self.block)[start - first * self.block :][:count]
+            values *= scales[:, None]
             if self.kind == "int8":
                 values *= _UNIT
-            rounded: Array = values.astype(numpy_dtype(dtype))
+            rounded: Array = values.reshape(-1)[begin:][:count].astype(numpy_dtype(dtype))
         return rounded
 
     def states(self, suffix: str, said: Array, shape: tuple[int, ...]) -> bool:  # noqa: ARG002
