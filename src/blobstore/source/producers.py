@@ -379,7 +379,12 @@ REFUSED_FORMATS = (
     RefusedFormat(".weight_packed", _INTEGERS, "packed integers need X.weight_scale, of floats"),
     RefusedFormat(".qweight", _INTEGERS, "AWQ and GPTQ weights need X.scales, of floats"),
     RefusedFormat("", _ANY, "bitsandbytes weights need X.quant_map and a quant state", ".absmax"),
-    *(RefusedFormat(suffix, _U8, "its weight or absmax is missing") for suffix in STATED),
+    *(
+        RefusedFormat(
+            suffix, _ANY, "bitsandbytes weights need X.weight, its absmax and quant state"
+        )
+        for suffix in (".weight.absmax", *STATED)
+    ),
     RefusedFormat(".W_q", _ANY, "weights of HQQ or SINQ are not imported"),
     RefusedFormat(".codes", _ANY, "AQLM weights are not imported", ".codebooks"),
     RefusedFormat(".indices", _ANY, "VPTQ weights are not imported", ".centroids.weight"),
@@ -395,7 +400,7 @@ REFUSED_FORMATS = (
     RefusedFormat(".weight", _U8, _NO_MODELOPT_SCALE, ".weight_scale_2"),
     RefusedFormat("", _U8, _STACKED, "_weight_scale"),
     RefusedFormat(".weight", _I8, _NO_INT8, ".weight_scale"),
-    RefusedFormat(".weight", _I8, "{companion} is not F32", ".SCB"),
+    RefusedFormat(".SCB", _ANY, "scales of LLM.int8 are F32, beside X.weight (I8)"),
     RefusedFormat(".weight", _U32, "{companion} do not fit weights that MLX packed", ".scales"),
     RefusedFormat(".weight", _U32, "its scales are missing, but it has {companion}", ".biases"),
     RefusedFormat("_blocks", _U8, "{companion} do not fit blocks of gpt-oss", "_scales"),

@@ -434,6 +434,7 @@ CONTRADICTIONS: dict[str, dict[str, Callable[[Tensors, Settings], None]]] = {
     },
     "bitsandbytes-nf4-nested": {
         "no scales": drop("weight.absmax"),
+        "no codes": drop("weight"),
         "no map": drop("weight.quant_map"),
         "no quant state": drop("weight.quant_state.bitsandbytes__nf4"),
         "no outer scales": drop("weight.nested_absmax"),
@@ -469,6 +470,8 @@ CONTRADICTIONS: dict[str, dict[str, Callable[[Tensors, Settings], None]]] = {
         "scales of another dtype": change("SCB", lambda scale: scale.half()),
         "a layout of tiles": change("weight_format", lambda number: number + 1),
         "several layouts": change("weight_format", lambda number: number.repeat(2)),
+        "no codes": drop("weight"),
+        "codes of floats": change("weight", lambda codes: codes.half()),
         "rows that are not there": change("weight", lambda codes: codes[:-1]),
         "a stack": change("weight", lambda codes: codes[..., None]),
         "4 bits": say(load_in_4bit=True),
