@@ -107,7 +107,7 @@ UNCLEAR: dict[str, Case] = {
         "how many bits", ".weight_packed I32 96 16, .weight_scale BF16 96 4"
     ),
     "what a method that is unknown has packed": _case(
-        "they look packed", ".W_q U8 96 128", _method("hqq")
+        "they look packed, by HQQ", ".W_q U8 96 128", _method("hqq")
     ),
     "exponents of nothing": _case(
         "they look packed, or like scales", ".scales_of_blocks F8_E8M0 96 128"

@@ -23,7 +23,7 @@ from blobstore.formats.checkpoint import SourceConfig
 from blobstore.formats.dtypes import DType, parameters_of
 from blobstore.formats.safetensors.header import Header, TensorEntry, json_of
 from blobstore.source.packings import Packing, UnclearPackingError, read_packing
-from blobstore.source.producers import ASIDE, QUANT_STATE, row_of
+from blobstore.source.producers import ASIDE, QUANT_STATE, REFUSED_METHODS, row_of
 from blobstore.store.stored import StoredTensor, stored_tensors
 
 
@@ -178,7 +178,10 @@ def _packed_weights(
         )
     unexplained = _unexplained(entries, taken.union(*unclear.values()), config)
     if unexplained:
-        unclear["they look packed, or like scales, in an unknown form"] = unexplained
+        said = config()
+        by = REFUSED_METHODS.get(said.quant_method or "") if said is not None else None
+        form = f"by {by}" if by is not None else "or like scales, in an unknown form"
+        unclear[f"they look packed, {form}"] = unexplained
     for reason, names in unclear.items():
         what = f"{quoted(names[0])} is"
         if len(names) > 1:
