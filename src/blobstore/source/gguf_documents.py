@@ -23,7 +23,7 @@ import json
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, NamedTuple, TypeVar
+from typing import Any, Final, NamedTuple, TypeVar, cast
 
 import numpy as np
 
@@ -219,8 +219,7 @@ class _Source:
             return None
         if found is not kind or (found in (int, float) and not 0 <= value < _LIMIT):
             raise self.refuse(f"{key} is {quoted(value)}")
-        exact: _T = float(str(np.float32(value))) if found is float else value
-        return exact
+        return cast("_T", float(str(np.float32(value))) if found is float else value)
 
     def get(self, key: _Key) -> Any:
         if (value := self.find(key.name, key.kind) or key.default) is None:
