@@ -155,6 +155,7 @@ def repair(
         str | None,
         Option("--modelfile", "-f", metavar="FILE", help="The import's Modelfile, for its texts."),
     ] = None,
+    config: Annotated[str | None, Option(metavar="DIR", help="The --config of the import.")] = None,
     jobs: Jobs = None,
     wait: WaitOption = None,
     store: StoreOption = None,
@@ -170,6 +171,7 @@ def repair(
         importance=importance,
         draft=draft,
         modelfile=modelfile,
+        config=config,
         jobs=jobs,
         open_source=source_at,
     )

@@ -123,6 +123,14 @@ class ImportArguments(TypedDict, total=False):
         str | None,
         Option("Type of the draft model [default: keep its weights as they are].", "TYPE"),
     ]
+    config: Annotated[
+        StrPath | None,
+        Option(
+            "A folder whose config.json, tokenizer and other files are stored instead of the "
+            "source's, or of those that are made for a .gguf file.",
+            "DIR",
+        ),
+    ]
     modelfile: Annotated[
         StrPath | None,
         Option("A Modelfile; its FROM is the source if SOURCE is left out.", "FILE"),

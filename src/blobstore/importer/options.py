@@ -83,7 +83,8 @@ class ImportOptions:
     ``group_size`` is the asked type's, ``groups`` are those of any type.
 
     ``experts`` None is what the architecture needs, else the profile's; ``alignment`` None is the
-    profile's. ``source``: the checkpoint that the Modelfile names; ``draft``: the draft's.
+    profile's. ``source``: the checkpoint that the Modelfile names; ``draft``: the draft's;
+    ``config``: the folder with the model's documents.
     """
 
     quant_type: QuantType | None = None
@@ -104,6 +105,7 @@ class ImportOptions:
     source: str | None = None
     draft: str | None = None
     draft_type: QuantType | None = None
+    config: str | None = None
 
     @classmethod
     def parse(cls, **given: Unpack[ImportArguments]) -> ImportOptions:
@@ -123,7 +125,7 @@ class ImportOptions:
         words.update(quant=file.quant, method=file.method)
         words.update((name, value) for name, value in given.items() if value is not None)
         modelfile, folder = _modelfile(given)
-        draft = given.get("draft") or _resolve(modelfile.draft, folder)
+        draft, config = given.get("draft") or _resolve(modelfile.draft, folder), given.get("config")
         options = replace(
             cls._of(words),
             groups=file.groups,
@@ -135,6 +137,7 @@ class ImportOptions:
             source=_resolve(modelfile.source, folder),
             draft=os.fspath(draft) if draft else None,
             draft_type=_type(given.get("draft_quant")),
+            config=os.fspath(config) if config else None,
         )
         _check(options)
         return options

@@ -42,7 +42,7 @@ from blobstore.names import Digest
 from blobstore.source.addresses import OpenSource, Source, open_folder, without_secrets
 from blobstore.source.files import KeptFile
 from blobstore.source.folders import Folder, SourceFile
-from blobstore.source.inventory import Inventory, read_inventory
+from blobstore.source.inventory import Inventory, read_model
 
 VERSION: Final = 2
 RULE = "P2"
@@ -53,14 +53,21 @@ _AGAIN = "Make the plan again."
 
 @dataclass(frozen=True, slots=True)
 class PlanSource(Document):
-    """A source: its address, the state of each file by name, and what was left out of it."""
+    """A source: its address, the state of each file by name, and what was left out of it.
+
+    ``config``: the address of the folder with its documents, if that is another one.
+    """
 
     address: str
     files: Mapping[str, str]
     left_out: tuple[Omission, ...]
+    config: str | None = None
 
-    def inventory(self, source: Source, without: Folder | None = None) -> Inventory:
-        current = read_inventory(source, without=without)
+    def inventory(
+        self, source: Source, open_source: OpenSource, without: Folder | None = None
+    ) -> Inventory:
+        config = open_source(self.config) if self.config is not None else None
+        current = read_model(source, without=without, config=config)
         documents = {name: data for name, data in current.documents.items() if name in self.files}
         kept = tuple(file for file in current.kept if file.name in self.files)
         inventory = replace(
@@ -128,7 +135,7 @@ def write_plan(plan: ImportPlan, path: str | os.PathLike[str]) -> None:
     StorageError.
     """
     data = encode_plan(plan)
-    addresses = [inventory.folder.address for inventory in plan.inventories]
+    addresses = [folder.address for one in plan.inventories for folder in one.folders]
     is_secret = any(without_secrets(address) != address for address in addresses)
     check_regular(path)
     with os_errors("write", path):
@@ -140,7 +147,13 @@ def encode_plan(plan: ImportPlan) -> bytes:
     options = plan.options
     vectors = options.importance.vectors if options.importance is not None else {}
     own, *draft = [
-        PlanSource(one.folder.address, _states(one), one.left_out) for one in plan.inventories
+        PlanSource(
+            one.folder.address,
+            _states(one),
+            one.left_out,
+            one.config_folder.address if one.config_folder is not None else None,
+        )
+        for one in plan.inventories
     ]
     document = PlanDocument(
         version=VERSION,
@@ -202,10 +215,11 @@ def decode_plan(
     try:
         draft = None
         if document.draft is not None:
-            draft = document.draft.inventory(open_source(document.draft.address))
+            draft = document.draft.inventory(open_source(document.draft.address), open_source)
         place = document.source.address if source is None else source
         opened = open_source(place) if isinstance(place, str) else place
-        inventory = document.source.inventory(opened, draft.folder if draft is not None else None)
+        without = draft.folder if draft is not None else None
+        inventory = document.source.inventory(opened, open_source, without)
     except NotFoundError as error:
         error.hint = error.hint or "If the source was moved, give its new location."
         raise

@@ -41,7 +41,7 @@ from blobstore.importer.writing import Means, copy_file, write_blobs
 from blobstore.io.workers import Progress, start_progress, threads
 from blobstore.names import Digest, ModelName
 from blobstore.source.addresses import OpenSource, Source, open_folder
-from blobstore.source.inventory import Inventory, read_inventory
+from blobstore.source.inventory import Inventory, read_model
 from blobstore.store.care.checks import BlobChecks, Users
 from blobstore.store.care.verify import manifest_bytes, read_manifest
 from blobstore.store.local.session import LocalSession
@@ -65,13 +65,18 @@ class _Given:
         importance: str | os.PathLike[str] | Mapping[str, Any] | None,
         draft: str | os.PathLike[str] | None,
         modelfile: str | os.PathLike[str] | None,
+        config: str | os.PathLike[str] | None,
         open_source: OpenSource,
     ) -> _Given:
-        options = ImportOptions.parse(modelfile=modelfile)
+        options = ImportOptions.parse(modelfile=modelfile, config=config)
         draft_source = os.fspath(draft) if draft is not None else options.draft
-        drafted = read_inventory(open_source(draft_source)) if draft_source is not None else None
+        drafted = read_model(open_source(draft_source)) if draft_source is not None else None
         return cls(
-            read_inventory(source, without=drafted.folder if drafted is not None else None),
+            read_model(
+                source,
+                without=drafted.folder if drafted is not None else None,
+                config=open_source(options.config) if options.config is not None else None,
+            ),
             drafted,
             Importance.parse(importance) if importance is not None else None,
             options.modelfile,
@@ -220,6 +225,7 @@ def repair_model(
     importance: str | os.PathLike[str] | Mapping[str, Any] | None = None,
     draft: str | os.PathLike[str] | None = None,
     modelfile: str | os.PathLike[str] | None = None,
+    config: str | os.PathLike[str] | None = None,
     jobs: int | None = None,
     progress: Progress | None = None,
     open_source: OpenSource = open_folder,
@@ -228,11 +234,11 @@ def repair_model(
 
     Nothing else is written.
 
-    Every blob is hashed first. ``importance``, ``draft`` and ``modelfile``: the files that the
-    import had with it, needed when what is damaged depends on them. A manifest that is damaged
-    comes back from the store's copy of it. The source is not read when no blob is damaged, and may
-    be None then. ``jobs``: threads (None: one per core). ``progress`` is called with the hashed
-    bytes, and then of what is read of the source. ``open_source``: as in `plan_import`.
+    Every blob is hashed first. ``importance``, ``draft``, ``modelfile`` and ``config``: the files
+    that the import had with it, needed when what is damaged depends on them. A manifest that is
+    damaged comes back from the store's copy of it. The source is not read when no blob is damaged,
+    and may be None then. ``jobs``: threads (None: one per core). ``progress`` is called with the
+    hashed bytes, and then of what is read of the source. ``open_source``: as in `plan_import`.
 
     Raises: NotFoundError for no such model; as `plan_import` for the source; UsageError when blobs
     are damaged and no source is given, or the options of the import are unknown;
@@ -259,7 +265,9 @@ def repair_model(
                     hint=f"Rebuild them from the checkpoint: blobstore repair {full} --from SOURCE",
                 )
             plan = replan(
-                store, manifest, _Given.read(source, importance, draft, modelfile, open_source)
+                store,
+                manifest,
+                _Given.read(source, importance, draft, modelfile, config, open_source),
             )
             blobs, remaining = _made_again(plan, damaged, session, workers, progress)
             if not blobs:

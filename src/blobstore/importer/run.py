@@ -32,7 +32,7 @@ from blobstore.io.workers import Progress, start_progress, threads
 from blobstore.model.facts import Verdict
 from blobstore.names import Digest, ModelName
 from blobstore.source.addresses import OpenSource, Source, open_folder
-from blobstore.source.inventory import Inventory, read_inventory
+from blobstore.source.inventory import Inventory, read_model
 from blobstore.source.weights import FetchOptions
 from blobstore.store.ports import Finished, Home, Session, id_of, replaced_id
 
@@ -171,7 +171,7 @@ def plan_import(
     ``open_source`` opens a source, or a draft, that is given as a text: with a token, perhaps.
 
     Raises: UsageError (options), NotFoundError, HeaderError, DocumentError, CorruptDataError,
-    UnsupportedSourceError, LimitExceededError, StorageError: see `read_inventory` and `make_plan`.
+    UnsupportedSourceError, LimitExceededError, StorageError: see `read_model` and `make_plan`.
     """
     parsed = ImportOptions.parse(**options)
     chosen = parsed.source if source is None else source
@@ -180,9 +180,13 @@ def plan_import(
             "the source to import is missing",
             hint="Name a checkpoint, or a Modelfile with modelfile=FILE.",
         )
-    draft = read_inventory(open_source(parsed.draft)) if parsed.draft is not None else None
+    draft = read_model(open_source(parsed.draft)) if parsed.draft is not None else None
     opened = open_source(chosen) if isinstance(chosen, str) else chosen
-    inventory = read_inventory(opened, without=draft.folder if draft is not None else None)
+    inventory = read_model(
+        opened,
+        without=draft.folder if draft is not None else None,
+        config=open_source(parsed.config) if parsed.config is not None else None,
+    )
     if parsed.decide is not None:
         parsed = replace(
             parsed, rules=(*_function_rules(inventory, parsed, draft, parsed.decide), *parsed.rules)

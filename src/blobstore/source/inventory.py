@@ -11,7 +11,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from blobstore.errors import (
@@ -66,6 +66,7 @@ from blobstore.source.torch_files import TORCH_SUFFIXES
 from blobstore.source.weights import CONNECTIONS, Form, SourceWeight
 
 _OUTPUT = "lm_head.weight"
+_REPLACED = "replaced by those of config"
 FLOAT = "float"
 """The kind of a checkpoint without quantized weights."""
 
@@ -76,6 +77,7 @@ class Inventory:
 
     ``path``: the path or address of the folder or file. ``kept``: the files apart from weights and
     documents that are kept byte for byte; ``left_out``: the others. Both are sorted by name.
+    ``config_folder``: where documents and kept files are, if they are in another folder.
     ``states``: the bytes of the tensors that say how a weight is stored, by their names.
     """
 
@@ -88,11 +90,16 @@ class Inventory:
     kept: tuple[KeptFile, ...] = ()
     left_out: tuple[Omission, ...] = ()
     states: Mapping[str, bytes] = field(default_factory=dict)
+    config_folder: Folder | None = field(default=None, repr=False, compare=False)
 
     @cached_property
     def weights(self) -> tuple[SourceWeight, ...]:
         """The weights, sorted by name. Raises: as `source_weights`."""
         return source_weights(self.tensors, self.config, self.states)
+
+    @property
+    def folders(self) -> list[Folder]:
+        return [self.folder, *([self.config_folder] if self.config_folder is not None else [])]
 
     @property
     def nbytes(self) -> int:
@@ -119,6 +126,54 @@ def read_inventory(source: Source, *, without: Folder | None = None) -> Inventor
     return _read_single(folder, folder.file)
 
 
+def read_model(
+    source: Source, *, without: Folder | None = None, config: Source | None = None
+) -> Inventory:
+    """Return the inventory of a model that is to be imported: with the documents of ``config``.
+
+    Raises: as `read_inventory`; MissingFileError if ``config`` has no config.json.
+    """
+    inventory = read_inventory(source, without=without)
+    return inventory if config is None else _with_documents(inventory, open_folder(config))
+
+
+def _with_documents(inventory: Inventory, folder: Folder) -> Inventory:
+    folder.budget = Budget(folder.name)
+    documents, config = _documents(folder, names := _names(folder))
+    if config is None:
+        message = f"{folder.name} has no {CONFIG_NAME}"
+        raise MissingFileError(message, path=folder.place(CONFIG_NAME))
+    kept, _ = other_files(folder, [*documents, *(name for name in names if is_index(name))])
+    indexes = [file for file in inventory.kept if is_index(file.name)]  # they are the weights'
+    replaced = {*inventory.documents, *(file.name for file in inventory.kept)}
+    replaced -= {file.name for file in indexes}
+    return replace(
+        inventory,
+        documents=documents,
+        config=config,
+        kept=(*kept, *indexes),
+        left_out=(*inventory.left_out, *(Omission(name, _REPLACED) for name in replaced)),
+        config_folder=folder,
+    )
+
+
+def _documents(
+    folder: Folder, names: Iterable[str]
+) -> tuple[dict[str, bytes], SourceConfig | None]:
+    described = [name for name in names if name.endswith(".json") and not is_index(name)]
+    for name in described:
+        _check_storable(folder, name)
+    documents, config = folder.read_all(described, MAX_DOCUMENT), None
+    if CONFIG_NAME in documents:
+        config = SourceConfig.parse(documents[CONFIG_NAME], folder.place(CONFIG_NAME))
+    return documents, config
+
+
+def _names(folder: Folder) -> list[str]:
+    listed = folder.names()
+    return listed if listed is not None else [entry.name for entry in folder.scan()]
+
+
 def _read_single(folder: Folder, name: str) -> Inventory:
     try:
         ((file, header),) = _read_shards(folder, [name])
@@ -136,8 +191,7 @@ def _read_single(folder: Folder, name: str) -> Inventory:
 def _read_folder(
     folder: Folder, without: Folder | None, asked: WeightSet | None = None
 ) -> Inventory:
-    listed = folder.names()
-    names = listed if listed is not None else [entry.name for entry in folder.scan()]
+    names = _names(folder)
     weights = asked or _choose(folder, names)
     index = read_index(folder, weights.index) if weights.index is not None else None
     chosen = index.files if index is not None else _files_without_index(folder, weights)
@@ -148,15 +202,7 @@ def _read_folder(
         _check_left_out(
             folder, index.weight_map, [name for name in others if set_of(name) in (None, *own)]
         )
-    described = [name for name in names if name.endswith(".json") and not is_index(name)]
-    for name in described:
-        _check_storable(folder, name)
-    documents = folder.read_all(described, MAX_DOCUMENT)
-    config = (
-        SourceConfig.parse(documents[CONFIG_NAME], folder.place(CONFIG_NAME))
-        if CONFIG_NAME in documents
-        else None
-    )
+    documents, config = _documents(folder, names)
     read_names = {*chosen, *documents}
     if chosen[0].endswith(TORCH_SUFFIXES):  # an export has no files of the names in its index
         read_names |= {name for name in names if is_index(name)}

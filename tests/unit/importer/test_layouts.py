@@ -19,7 +19,7 @@ from support.layouts import (
 )
 
 import blobstore
-from blobstore.errors import NotFoundError, UnsupportedSourceError
+from blobstore.errors import MissingFileError, NotFoundError, UnsupportedSourceError
 from blobstore.formats.documents import FILE_MEDIA_TYPE, Descriptor
 from blobstore.inspection.listing import stored_coverage
 from blobstore.names import ModelName
@@ -114,3 +114,34 @@ def test_hidden_files_do_not_change_a_models_id(store: Store, tmp_path: Path) ->
     assert one.digest == other.digest
     assert [left.name for left in other.coverage.left_out] == [".DS_Store", ".cache/", ".env"]
     assert other.coverage.files.source == one.coverage.files.source
+
+
+def test_the_documents_of_another_folder(store: Store, tmp_path: Path) -> None:
+    """They are stored instead of the source's, by a plan and a repair too."""
+    source, other = sentencepiece(tmp_path / "in"), instruct(tmp_path / "other")
+    result = blobstore.import_model(source, M, store=store, config=other)
+    blobstore.export_model("m", tmp_path / "out", store=store, max_shard_size="source")
+    stored, own, expected = map(files_of, (tmp_path / "out", source, other))
+    assert {name: data for name, data in stored.items() if ".safetensors" not in name} == {
+        name: data for name, data in expected.items() if ".safetensors" not in name
+    }
+    replaced = {one.name for one in result.coverage.left_out}
+    assert replaced == {name for name in own if ".safetensors" not in name}
+
+    blobstore.write_plan(blobstore.plan_import(source, config=other), tmp_path / "plan")
+    planned = blobstore.run_plan(blobstore.read_plan(tmp_path / "plan"), "planned", store)
+    assert planned.digest == result.digest
+
+    layer = result.manifest.document("tokenizer_config.json")
+    assert layer is not None
+    (store.blobs.path / f"sha256-{layer.digest.hex}").unlink()
+    with pytest.raises(UnsupportedSourceError, match="nothing of m"):
+        blobstore.repair_model("m", source, store=store)
+    assert blobstore.repair_model("m", source, store=store, config=other).repaired == (layer,)
+
+
+def test_a_folder_of_documents_has_a_config(store: Store, tmp_path: Path) -> None:
+    source, other = sentencepiece(tmp_path / "in"), tmp_path / "other"
+    other.mkdir()
+    with pytest.raises(MissingFileError, match=r"has no config\.json"):
+        blobstore.import_model(source, M, store=store, config=other)
