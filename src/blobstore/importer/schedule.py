@@ -32,6 +32,7 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import islice
 from struct import Struct
 from typing import NamedTuple, TypeVar
 
@@ -314,6 +315,8 @@ WINDOW = 16
 _WINDOW_BYTES = 2**30
 _LEAST_WINDOW = 4
 """Fewer blobs are made at once when they are that large: a killed import loses those it began."""
+_TURN = 8
+"""Runs of a blob that follow each other where they are made of the same band (weights.py)."""
 SMALL = 2**16
 """Bytes of a blob that is made, hashed and written together with others."""
 _ALIGNMENT = 64
@@ -357,7 +360,7 @@ def batches(items: Iterable[_T], cost: Callable[[_T], int], most: int) -> Iterat
 def schedule(blobs: Mapping[int, PlannedBlob], sizes: Sequence[int]) -> Iterator[Work]:
     """Yield the work of making ``blobs``, by number: the small ones, then the others.
 
-    Of the large blobs that are made at once, it is a run of each in turn.
+    Of the large blobs that are made at once, it is a run, or some runs, of each in turn.
     """
     small = ((number, blobs[number]) for number in blobs if sizes[number] <= SMALL)
     small_runs = ((number, run) for number, blob in small for run in runs_of(blob))
@@ -371,12 +374,13 @@ def schedule(blobs: Mapping[int, PlannedBlob], sizes: Sequence[int]) -> Iterator
             nbytes += sizes[left[0]]
             window.append((left[0], runs_of(blobs[left.popleft()])))
         number, runs = window.popleft()
-        run = next(runs, None)
-        if run is None:
-            nbytes -= sizes[number]
-        else:
-            yield Work(((number, run),))
+        by_columns = any(source.by_columns for source in blobs[number].sources)
+        turn = list(islice(runs, _TURN if by_columns else 1))
+        if turn:
+            yield from (Work(((number, run),)) for run in turn)
             window.append((number, runs))
+        else:
+            nbytes -= sizes[number]
 
 
 class SpilledBytes:

@@ -17,6 +17,7 @@
 
 #include "kernels.h"
 #include "processor.h"
+#include "turn.h"
 
 namespace nb = nanobind;
 using namespace blobstore;
@@ -29,6 +30,8 @@ using Out = nb::ndarray<nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using Words = nb::ndarray<std::uint32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using Floats = nb::ndarray<const float, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using Octets = nb::ndarray<const std::uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using Lines = nb::ndarray<const std::uint32_t, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
+using Rows = nb::ndarray<std::uint32_t, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 using Halves = nb::ndarray<std::uint16_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 
 void require(bool condition, const char* message) {
@@ -243,6 +246,15 @@ nb::tuple compare_stored(std::string_view target, std::string_view float_type,
   return tuple_of(found);
 }
 
+void turn(Lines lines, std::size_t square, Rows rows) {
+  require(square == 1 || square == 8, "codes have 4 bits, or none are turned");
+  const std::size_t count = lines.shape(0), width = lines.shape(1);
+  require(rows.shape(0) == width * square && rows.shape(1) == (count + square - 1) / square,
+          "rows has the wrong size");
+  const nb::gil_scoped_release unlocked;
+  (square == 1 ? turn_words<1> : turn_words<8>)(lines.data(), count, width, rows.data());
+}
+
 nb::list available() {
   nb::list names;
   for (const Target* target : targets) {
@@ -272,6 +284,7 @@ NB_MODULE(_native, m) {
   };
   def_decode_blocks("decode_blocks", &decode_blocks<e4m3>);
   def_decode_blocks("decode_e5m2_blocks", &decode_blocks<e5m2>);
+  m.def("turn", &turn, arg("lines").noconvert(), arg("square"), arg("rows").noconvert());
   m.def("compare", &compare, arg("target"), arg("float_type"), arg("read_type"),
         arg("weights").noconvert(), arg("read").noconvert());
   m.def("compare_stored", &compare_stored, arg("target"), arg("float_type"), arg("quant_type"),

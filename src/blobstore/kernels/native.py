@@ -7,6 +7,8 @@ that runs on this processor.
 
 from __future__ import annotations
 
+import numpy as np
+
 from blobstore.errors import UsageError
 from blobstore.formats.dtypes import DType
 from blobstore.kernels import _native
@@ -69,6 +71,11 @@ class NativeKernel:
             run.block_cols,
             _bits(out),
         )
+
+    def turn(self, lines: Array, square: int) -> Array:
+        rows = np.empty((lines.shape[1] * square, -(-len(lines) // square)), np.uint32)
+        _native.turn(lines, square, rows)
+        return rows
 
     def compare(self, weights: Array, read: Array) -> Comparison:
         types = dtype_of(weights).value, dtype_of(read).value

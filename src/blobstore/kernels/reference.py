@@ -1,9 +1,9 @@
 """The kernels in NumPy: the operations of the C++ kernels, and the same bits.
 
-Read it with quantize.h, dequantize.h, blocks.h, search_affine.h, search_fp.h and
-docs/quantization.md. Everything is float32, but for the sums of compare.h, which are float64: numpy
-rounds Python's numbers to the type of the arrays of their expression (NEP 50), and each operation
-by itself, so it needs no setting against fused multiply-add.
+Read it with quantize.h, dequantize.h, blocks.h, search_affine.h, search_fp.h,
+turn.h and docs/quantization.md. Floats are float32, but for the sums of compare.h, which are
+float64: numpy rounds Python's numbers to the type of the arrays of their expression (NEP 50), and
+each operation by itself, so it needs no setting against fused multiply-add.
 """
 
 from __future__ import annotations
@@ -38,6 +38,8 @@ _BELOW, _ABOVE = 0.9945, 1.0055
 _E2M1_BEYOND = 7
 _LANES = 8
 _HALF_A_STEP = 0.5
+AWQ_PLACES = np.array([0, 4, 1, 5, 2, 6, 3, 7])
+"""Where each of eight codes lies in a word of AWQ."""
 _BEYOND = {QuantType.NVFP4: _E2M1_BEYOND, QuantType.MXFP4: _E2M1_BEYOND, QuantType.MXFP8: 464}
 """Half-way from the largest code to the next value that a longer type would have."""
 
@@ -117,6 +119,22 @@ class ReferenceKernel:
             values = decoded * scales.astype(np.float32)[of_each]
             out[:] = values.astype(out.dtype)
         out.view(np.uint16)[np.isnan(values)] = BF16_NAN_BITS
+
+    def turn(self, lines: Array, square: int) -> Array:
+        """Return words of codes that lie with a matrix's inputs first as rows of its outputs.
+
+        ``lines``: U32 ``[inputs, words]``. ``square`` is 1 if a word's codes are of one output,
+        else 8: they are of as many, in AWQ's order. Returns U32 ``[words * square, inputs /
+        square]``, rounded up; inputs that are missing are 0.
+        """
+        if square == 1:
+            return lines.T.copy()
+        codes = lines[..., None] >> (4 * AWQ_PLACES).astype(np.uint32) & np.uint32(15)
+        padded = np.pad(codes, ((0, -len(lines) % square), (0, 0), (0, 0)))
+        squares = padded.reshape(-1, square, *codes.shape[1:])
+        shifts = np.arange(0, 32, 4, dtype=np.uint32)[:, None, None]
+        words: Array = np.bitwise_or.reduce(squares << shifts, axis=1)
+        return words.reshape(len(words), -1).T.copy()
 
     def compare(self, weights: Array, read: Array) -> Comparison:
         """Return the sums over two arrays of one size, each BF16, F16, F32 or F64."""

@@ -25,6 +25,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 
@@ -32,12 +33,11 @@ from blobstore import kernels
 from blobstore.formats.dtypes import DType
 from blobstore.formats.quant import AFFINE_GROUP_SIZES, Quantization, QuantType
 from blobstore.kernels.arrays import Array, QuantizedArray, numpy_dtype
+from blobstore.kernels.reference import AWQ_PLACES
 from blobstore.source.coding import Coding, ReadRegion, Region
 
 _WORD, _WORD_BYTES = 32, 4
 _NIBBLE, _BYTE = 4, 8
-_AWQ_PLACES = np.array([0, 4, 1, 5, 2, 6, 3, 7])
-"""Where each of eight codes lies in a word of AWQ."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -279,6 +279,7 @@ class ColumnCodes(IntegerCodes):
     a tensor says which group each is in.
     """
 
+    by_columns: ClassVar[bool] = True
     along_outputs: bool = False
     zero_is_less_one: bool = False
 
@@ -298,7 +299,9 @@ class ColumnCodes(IntegerCodes):
     def decoded(self, parts: Mapping[str, Array], first: int, stop: int) -> Rows:
         begin, _ = self._outputs(first, stop)
         lines = parts[""].view(np.uint32)
-        words = _transposed(lines)[first - begin : stop - begin] if self.along_outputs else lines.T
+        words = kernels.active().turn(lines, len(AWQ_PLACES) if self.along_outputs else 1)
+        if self.along_outputs:
+            words = words[first - begin : stop - begin]
         packed = parts[".zero"].view(np.uint32)
         if self.zero_is_less_one and self.bits in (2, _NIBBLE, _BYTE):
             packed = packed + np.uint32((2**_WORD - 1) // (2**self.bits - 1))
@@ -307,7 +310,6 @@ class ColumnCodes(IntegerCodes):
             zeros = (zeros + np.uint8(1)) & np.uint8(2**self.bits - 1)
         scales = parts[".scale"].view(numpy_dtype(self.scale)).T
         group = parts[".order"].view(np.int32).reshape(-1) if self.permuted else self.group
-        words = np.ascontiguousarray(words)
         scales, zeros = scales.astype(np.float32), zeros.T.astype(np.float32)
         return Rows(words, Words(self.bits), scales, zeros, group)
 
@@ -327,24 +329,5 @@ class ColumnCodes(IntegerCodes):
         """Return codes that are packed along outputs."""
         codes = Words(self.bits).unpack(words, 0, Words(self.bits).codes(words.shape[1]))
         if self.along_outputs:
-            codes = codes.reshape(len(words), -1, len(_AWQ_PLACES))[..., _AWQ_PLACES]
+            codes = codes.reshape(len(words), -1, len(AWQ_PLACES))[..., AWQ_PLACES]
         return codes.reshape(len(words), -1)[:, first:stop]
-
-
-def _transposed(words: Array) -> Array:
-    """Return AWQ's words ``[inputs, outputs / 8]`` as words of each output's codes, in order.
-
-    In each square of eight words, which are inputs, and eight codes, these change places: halves of
-    words first, then bytes, then single codes.
-    """
-    inputs, width = words.shape
-    squares = np.pad(words, ((0, -inputs % 8), (0, 0))).reshape(-1, 8, width).transpose(1, 2, 0)
-    squares = np.ascontiguousarray(squares)
-    for step, mask in ((4, 0x0000FFFF), (2, 0x00FF00FF), (1, 0x0F0F0F0F)):
-        for one in (number for number in range(8) if not number & step):
-            low, high, shift = squares[one], squares[one + step], np.uint32(4 * step)
-            changed = ((low >> shift) ^ high) & np.uint32(mask)
-            high ^= changed
-            low ^= changed << shift
-    transposed: Array = squares[_AWQ_PLACES].transpose(1, 0, 2).reshape(width * 8, -1)
-    return transposed

@@ -32,6 +32,7 @@ from blobstore.io.budget import Cancellation
 from blobstore.io.ranges import SourceReader
 from blobstore.kernels.arrays import Array, QuantizedArray, numpy_dtype
 from blobstore.kernels.scales import BlockRun, decoded_scales
+from blobstore.source.bands import Bands
 from blobstore.source.coding import Coding, Region
 from blobstore.source.folders import SourceFile, SourceTensor
 
@@ -125,6 +126,12 @@ class SourceWeight:
         """
         in_rows = self.transposed or self.form is Form.CODED
         return most - most % self.shape[-1] if in_rows and most > self.shape[-1] else most
+
+    @property
+    def by_columns(self) -> bool:
+        """True if the values of a row lie far apart, each beside those of the next rows."""
+        is_turned = self.transposed and self.form is Form.PLAIN
+        return is_turned if self.coding is None else self.coding.by_columns
 
     def stored_index(self, flat: int) -> tuple[int, ...]:
         """Return the index in the source's tensor for a flat index of the values."""
@@ -228,8 +235,6 @@ class Scratch(threading.local):
         return memory[:nbytes].view(kind)
 
 
-_STRIP, _SPARSE = 2**20, 64
-"""Whole lines of a matrix are read together if at least that part of each is needed."""
 _BLOCK_SCALES = 2**18
 """Scales of FP8 blocks that are read at a time: 1.5 MiB at most for 4 MiB (`BlockRun.pieces`)."""
 
@@ -244,6 +249,7 @@ class SourceReaders:
         self._open_file = open_file
         self._open: dict[str, SourceReader] = {}
         self._mutex = threading.Lock()
+        self._bands = Bands(self._read)
         self.scratch = Scratch()
 
     def readinto(self, tensor: SourceTensor, start: int, buffer: memoryview) -> None:
@@ -301,22 +307,13 @@ class SourceReaders:
 
     def _read_region(self, weight: SourceWeight, region: Region) -> Array:
         """Return bytes of one of the weight's tensors, U8 ``[lines, bytes]``."""
-        tensor, (begin, end) = weight.parts[region.suffix], region.needs
+        tensor, width = weight.parts[region.suffix], region.end - region.begin
         if not region.line:
-            return self._read(tensor, begin, np.empty(end - begin, np.uint8))[None]
-        width = region.end - region.begin
-        read = np.empty((region.stop - region.first, width), np.uint8)
-        # A request for each line costs more than the bytes between short ones.
-        at_once = max(1, _STRIP // region.line) if region.line <= _SPARSE * width else 1
-        for first in range(0, len(read), at_once):
-            lines = read[first : first + at_once]
-            if at_once == 1:
-                self._read(tensor, begin + first * region.line + region.begin, lines[0])
-                continue
-            strip = self.scratch.array("strip", len(lines) * region.line, np.dtype(np.uint8))
-            strip = self._read(tensor, begin + first * region.line, strip)
-            lines[:] = strip.reshape(len(lines), -1)[:, region.begin : region.end]
-        return read
+            return self._read(tensor, region.begin, np.empty(width, np.uint8))[None]
+        count = region.stop - region.first
+        lines = self.scratch.array(f"lines{region.suffix}", count * width, np.dtype(np.uint8))
+        self._bands.fill(tensor, region, lines.reshape(count, width))
+        return lines.reshape(count, width)
 
     def global_scale(self, weight: SourceWeight) -> np.float32:
         """Return the factor of a double-scaled weight's values.
@@ -357,29 +354,15 @@ class SourceReaders:
     def _read_transposed(self, weight: SourceWeight, start: int, count: int) -> Array:
         """Return values of matrices ``[rows, cols]`` that the file stores as ``[cols, rows]``."""
         out = self.scratch.array("transposed", count, numpy_dtype(weight.dtype))
-        for tile in tiles_of(start, count, *weight.shape[-2:]):
-            strip = self._strip(weight, tile)
+        rows, cols = weight.shape[-2:]
+        line = rows * out.itemsize
+        for tile in tiles_of(start, count, rows, cols):
+            first = tile.matrix * cols
+            lines = first + tile.col, first + tile.stop_col
+            span = tile.row * out.itemsize, tile.stop_row * out.itemsize
+            strip = self._read_region(weight, Region("", line, *lines, *span)).view(out.dtype)
             out[tile.at : tile.at + tile.size].reshape(tile.shape)[:] = strip.T
         return out
-
-    def _strip(self, weight: SourceWeight, tile: Tile) -> Array:
-        """Return a tile's values as the file has them: each column is a part of a line there."""
-        tensor, (rows, cols) = weight.tensor, weight.shape[-2:]
-        height, width = tile.shape
-        strip = self.scratch.array("stored", tile.size, numpy_dtype(tensor.dtype)).reshape(
-            width, height
-        )
-        first = (tile.matrix * cols + tile.col) * rows + tile.row
-        if height == rows:
-            self._read(tensor, first, strip.reshape(-1))
-            return strip
-        reader, raw = self._reader(tensor.file), strip.reshape(-1).view(np.uint8).data
-        line, begin = height * strip.itemsize, tensor.offset + first * strip.itemsize
-        for number in range(width):
-            reader.readinto(
-                begin + number * rows * strip.itemsize, raw[number * line : (number + 1) * line]
-            )
-        return strip
 
     def _decode(self, weight: SourceWeight, start: int, count: int) -> Array:
         codes = self._read_stored(weight.tensor, start, count, np.dtype(np.uint8))
