@@ -284,6 +284,18 @@ def size_note(blobs: Sequence[PlannedBlob], options: ImportOptions) -> Iterator[
     yield f"{bits:.1f} bits per weight, and {asked} has {wanted:.1f}: {explained}"
 
 
+def rounding_note(blobs: Iterable[PlannedBlob]) -> Iterator[str]:
+    """Yield by how much values of kept codes may differ from the source's, if they may."""
+    kept = [tensor for blob in blobs for tensor in blob.tensors if tensor.copies_codes]
+    codings = [source.coding for tensor in kept for source in tensor.sources]
+    largest = max((coding.rounding for coding in codings if coding is not None), default=0.0)
+    if largest:
+        yield (
+            "integer codes and scales are kept, and their zero points become rounded biases:"
+            f" values differ from the source's by at most {largest:.2g} of the step between codes"
+        )
+
+
 def _bits(quantization: Quantization) -> float:
     parts = quantization.parts((quantization.group_size,), DType.BF16)
     return 8 * sum(part.nbytes for part in parts) / quantization.group_size

@@ -32,6 +32,7 @@ from blobstore.importer.notes import (
     experts_note,
     fp8_note,
     own_document,
+    rounding_note,
     size_note,
     storable,
 )
@@ -293,6 +294,7 @@ def make_plan(
         *experts_note(blobs, options, inventory.config, asked),
         *fp8_note(blobs, options),
         *size_note(blobs, options),
+        *rounding_note(blobs),
     )
     config = describe_model(inventory, options, draft)
     return ImportPlan(inventories, options, layers, config, coverage, notes=notes)

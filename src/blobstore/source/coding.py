@@ -66,6 +66,14 @@ class Coding(ABC):
         """The type and groups of ours that hold these codes as they are; None without any."""
         return None
 
+    @property
+    def rounding(self) -> float:
+        """The largest difference that rounded biases make to kept codes' values.
+
+        It is counted in steps between two codes.
+        """
+        return 0.0
+
     @abstractmethod
     def needs(self, start: int, count: int) -> Iterator[tuple[str, int, int]]:
         """Yield what values are made from: a tensor's suffix, and from where to where in bytes."""

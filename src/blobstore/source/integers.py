@@ -38,6 +38,7 @@ from blobstore.source.coding import Coding, ReadRegion, Region
 
 _WORD, _WORD_BYTES = 32, 4
 _NIBBLE, _BYTE = 4, 8
+_SIGNIFICANT_BITS = {DType.BF16: 8, DType.F16: 11, DType.F32: 24}
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +120,17 @@ class IntegerCodes(Coding):
             if self.group % size == self.cols % size == 0 and not self.permuted:
                 return Quantization(kind, size)
         return None
+
+    @property
+    def has_zeros(self) -> bool:
+        """True if zero points are stored, which need not be powers of two."""
+        return True
+
+    @property
+    def rounding(self) -> float:
+        """That of ``-scale * zero``; zero points have as many bits as codes."""
+        largest = 2**self.bits - 1 if self.has_zeros else 0
+        return largest * 2.0 ** -(1 + _SIGNIFICANT_BITS[self.scale])
 
     @abstractmethod
     def regions(self, first: int, stop: int) -> Iterator[Region]:
@@ -211,6 +223,10 @@ class RowCodes(IntegerCodes):
     words: Words | None = None
     by_row: bool = True
     zeros: str = ""
+
+    @property
+    def has_zeros(self) -> bool:
+        return self.zeros in ("bytes", "words")
 
     @property
     def _line(self) -> int:

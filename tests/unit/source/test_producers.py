@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +20,9 @@ from safetensors.torch import load_file, save_file
 from support import FIXTURES
 from support.arrays import bits
 
-from blobstore import Store, import_model, open_model, plan_import
+from blobstore import Store, import_model, open_model, plan_import, run_plan
 from blobstore.errors import UnsupportedSourceError
+from blobstore.formats.dtypes import DType
 from blobstore.source.inventory import read_inventory
 from blobstore.source.weights import SourceReaders
 
@@ -82,6 +84,29 @@ def test_codes_are_kept(case: str, store: Store) -> None:
         read, values = tensor.dequantize(), expected(case).double().numpy()
     unit = 2.0**-8 if expected(case).dtype is torch.bfloat16 else 2.0**-11
     assert np.abs(read - values).max() <= 2 * unit * np.abs(values).max()
+
+
+@pytest.mark.parametrize(
+    ("case", "most"),
+    [
+        ("awq-g128-zeros", 2.0**-12 * 15),
+        ("compressed-tensors-int4-g32-zeros", 2.0**-9 * 15),
+        ("compressed-tensors-int8-bytes-rows-zeros", 2.0**-9 * 255),
+        ("compressed-tensors-int4-g128", 0),
+    ],
+)
+def test_the_largest_difference_of_kept_codes_is_said(case: str, most: float, store: Store) -> None:
+    plan = plan_import(PRODUCERS / case)
+    said = [note for note in plan.notes if "zero points" in note]
+    assert bool(said) is bool(most)
+    assert all(f" {most:.2g} of the step" in note for note in said)
+    run_plan(plan, "m", store)
+    (weight,) = plan.inventory.weights
+    scale = load_file(PRODUCERS / case / "model.safetensors")[weight.companions[".scale"].name]
+    exact = SourceReaders().values(replace(weight, dtype=DType.F32), 0, weight.elements)
+    with open_model("m", store=store) as model:
+        difference = np.abs(model[WEIGHT].dequantize().reshape(-1) - exact).max()
+    assert difference <= (most + 2.0**-20) * float(scale.float().max())
 
 
 @pytest.mark.parametrize("case", ["compressed-tensors-int4-g16", "gptq-4-g64-permuted"])
