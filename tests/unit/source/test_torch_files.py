@@ -14,10 +14,12 @@ import torch
 from safetensors.torch import save_file
 from support.arrays import bits
 from support.checkpoints import LLAMA_CONFIG
+from support.hub_stand_in import hub
 from support.servers import files, server
 
 from blobstore import Store, import_model, inspect
 from blobstore.errors import BlobStoreError, UnsupportedSourceError, UsageError
+from blobstore.source.addresses import Source, open_folder
 from blobstore.source.inventory import read_inventory
 from blobstore.source.weights import SourceReaders
 
@@ -64,7 +66,7 @@ def write_shards(folder: Path) -> Path:
     return folder
 
 
-def check_values(source: Path | str, *left_out: str) -> None:
+def check_values(source: Source, *left_out: str) -> None:
     """Compare the bytes of all tensors, except some, with those that were saved."""
     wanted = {name: one for name, one in tensors().items() if name not in left_out}
     inventory, readers = read_inventory(source), SourceReaders()
@@ -106,6 +108,15 @@ def test_a_file_on_a_server(tmp_path: Path) -> None:
     with server() as running:
         running.play(files({"m/pytorch_model.bin": raw}, 'ETag: "v1"'))
         check_values(running.at("m/pytorch_model.bin"))
+
+
+def test_a_repository_of_the_hub(tmp_path: Path) -> None:
+    folder = write_shards(tmp_path / "m")
+    with server() as running:
+        running.play(hub(folder))
+        endpoint = running.at("").rstrip("/")
+        with open_folder("hf://org/name", endpoint=endpoint) as source:
+            check_values(source, OUTPUT)
 
 
 def test_blobs_are_those_of_safetensors(tmp_path: Path, store: Store) -> None:
