@@ -147,7 +147,9 @@ class QuantizationSettings(ModuleQuantization):
     def fields_of(cls, value: dict[str, Any]) -> dict[str, Any]:
         if missing := sorted({"bits", "group_size"} - value.keys()):
             raise InvalidError(f"{missing[0]} is missing")
-        modules = {key: item for key, item in value.items() if isinstance(item, dict | bool)}
+        own = {key for _, key, *_ in ModuleQuantization.json_keys()}
+        others = {key: item for key, item in value.items() if key not in own}
+        modules = {key: item for key, item in others.items() if isinstance(item, dict | bool)}
         general = {key: item for key, item in value.items() if key not in modules}
         return super().fields_of({**general, "modules": modules})
 
@@ -159,6 +161,7 @@ class QuantizationSettings(ModuleQuantization):
         return own
 
 
+_SETTINGS = f"{CONFIG_NAME}: quantization_config"
 _COLUMN_METHODS = ("gptq", "awq", "auto-round", "intel/auto-round")
 
 
@@ -201,11 +204,11 @@ class SourceConfig(Document):
         settings = self.quantization_config or {}
         if self.quantization is not None or "quant_method" in settings or "bits" not in settings:
             return self.quantization
-        return parse_document(QuantizationSettings, settings, "quantization_config", "Q1")
+        return parse_document(QuantizationSettings, settings, _SETTINGS, "Q1")
 
     @property
     def quant_method(self) -> str | None:
-        method = (self.quantization_config or {}).get("quant_method")
+        method = self._settings_and_groups[0].get("quant_method")
         return method if isinstance(method, str) else None
 
     @property
@@ -220,7 +223,7 @@ class SourceConfig(Document):
         sizes = {
             tuple(size)
             for size in (self._settings_and_groups[0].get("weight_block_size"), *structures)
-            if isinstance(size, list) and [type(n) for n in size] == [int, int]
+            if isinstance(size, list) and [type(n) for n in size] == [int, int] and min(size) > 0
         }
         return sizes.pop() if len(sizes) == 1 else None
 
@@ -303,6 +306,23 @@ class SourceConfig(Document):
             if _FLOATS_OF_8_BITS.items() <= weights.items()
             and type(weights.get("group_size")) is int
             and weights["group_size"] > 0
+        )
+
+    @property
+    def has_undivided_rows(self) -> bool:
+        """True if some groups of ``quantization_config`` have one scale for each row or matrix."""
+        return any(item.get("strategy") in ("tensor", "channel") for item in self.group_weights)
+
+    def has_floats(self, bits: int, group_size: int | None = None) -> bool:
+        """Return False if compressed-tensors' groups are all of other weights than such floats.
+
+        ``group_size``: None for any. Groups without one may have any, too.
+        """
+        groups, sizes = self.group_weights, (group_size, None)
+        return not (groups and self.quant_method == "compressed-tensors") or any(
+            (item.get("type", "float"), item.get("num_bits", 8)) == ("float", bits)
+            and (group_size is None or item.get("group_size") in sizes)
+            for item in groups
         )
 
     @property

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 _BITS, _GPTQ_BITS, _AWQ_BITS = range(1, 9), (2, 3, 4, 8), (4,)
+_PACKINGS = tuple(f"auto_round{kind}" for kind in ("", ":auto_gptq", ":auto_awq", ":gptqmodel"))
 _TARGET = re.compile(
     r"re:(?:[\w^$|().-]|\\[.d])*(?:(?:\.[*+]|\\d\+)(?:[\w^$|().-]|\\[.d])*){0,3}", re.ASCII
 )
@@ -111,6 +112,8 @@ class ColumnSettings:
             reason = f"AWQ's version {version!r} has another layout"
         elif form not in forms:
             reason = f"its checkpoint_format {form!r} has another layout"
+        elif said.get("packing_format", _PACKINGS[0]) not in _PACKINGS:
+            reason = f"its packing_format {method!r} is unknown"
         is_less_one = not is_plain and form == "gptq"
         groups = size if size > 0 else None
         return cls(bits, groups, is_awq, is_less_one, said.get("desc_act") is True, reason)

@@ -110,6 +110,11 @@ def _of_method(tensors: Mapping[str, TensorLike], method: str) -> Iterator[tuple
             yield name, f"{said}, in a way that is not imported"
 
 
+def _is_codes(name: str, tensor: TensorLike) -> bool:
+    """Return True for a matrix of integers that is called a weight."""
+    return name.endswith(".weight") and tensor.dtype in _INTEGERS and len(tensor.shape) > 1
+
+
 def _unexplained(
     tensors: Mapping[str, TensorLike], config: SourceConfig
 ) -> Iterator[tuple[str, str]]:
@@ -121,7 +126,7 @@ def _unexplained(
     for name, tensor in tensors.items():
         if tensor.dtype is DType.U8 and name.endswith("_blocks") and method == "mxfp4":
             yield name, "its _scales are missing"
-        elif tensor.dtype is DType.I8 and name.endswith(".weight") and method is not None:
+        elif _is_codes(name, tensor) and (method or settings or config.quantization_config):
             yield name, "its scales are missing"
         elif (
             tensor.dtype is DType.U32
@@ -135,6 +140,8 @@ def _unexplained(
 _NVFP4 = Quantization(QuantType.NVFP4, 16)
 _MXFP4 = Quantization(QuantType.MXFP4, 32)
 _MXFP8 = Quantization(QuantType.MXFP8, 32)
+_SAME_AS_2_BITS = Quantization(QuantType.INT4, 32)
+"""Its shapes are those of 2 bits in groups of 64, in every matrix."""
 _WORD_BYTES = 4
 
 
@@ -320,6 +327,8 @@ def _infer(match: _Found) -> Quantization:
             with suppress(UnsupportedSourceError):
                 _codes(match, quantization)
                 possible.append(quantization)
+    if possible == [_SAME_AS_2_BITS]:
+        raise _unclear_error(match, "how it was quantized", f": {possible[0]}, or 2 bits in 64")
     if len(possible) != 1:
         answers = ", ".join(map(str, possible)) or "none"
         raise _unclear_error(match, "how it was quantized", f", and its shapes fit {answers}")
@@ -327,6 +336,7 @@ def _infer(match: _Found) -> Quantization:
 
 
 def _nvfp4(match: _Found) -> SourceWeight:
+    _check_floats(match, _NVFP4)
     if match.row is COMPRESSED_NVFP4:
         _check_packed(match, "nvfp4-pack-quantized")
     if sizes := match.config.float_group_sizes - {_NVFP4.group_size}:
@@ -339,6 +349,7 @@ def _nvfp4(match: _Found) -> SourceWeight:
 
 
 def _mxfp4(match: _Found) -> SourceWeight:
+    _check_floats(match, _MXFP4)
     _check_packed(match, "mxfp4-pack-quantized")
     return _codes(match, _MXFP4)
 
@@ -356,11 +367,22 @@ def _check_packed(match: _Found, name: str) -> None:
         raise _refusal(match, f"config.json says that its format is {said}")
 
 
+def _check_floats(match: _Found, quantization: Quantization) -> None:
+    """Raise if compressed-tensors says that the weights are something else."""
+    bits, size = quantization.quant_type.bits, quantization.group_size
+    if not match.config.has_floats(bits, None if quantization == _MXFP8 else size):
+        raise _refusal(match, f"config.json names no weights of {bits}-bit floats like these")
+
+
 def _fp8(match: _Found) -> SourceWeight:
     shape, scale = match.tensor.shape, match.scale
     if len(shape) < 2:  # noqa: PLR2004
         raise _refusal(match, f"{list(shape)} is not a matrix")
-    by_32 = not scale.dtype.is_float and scale.shape == (*shape[:-1], shape[-1] // 32)
+    if match.row.scale == "_scale":
+        _check_floats(match, _MXFP8)
+    blocks, group = _fp8_blocks(match.config), (1, _MXFP8.group_size)
+    groups = (*shape[:-1], shape[-1] // _MXFP8.group_size)
+    by_32 = not scale.dtype.is_float and scale.shape == groups and group in (blocks or [group])
     if by_32 and match.tensor.dtype is DType.F8_E4M3:
         return _codes(match, _MXFP8)
     if scale.dtype is DType.U8 and not by_32:
@@ -376,25 +398,35 @@ def _fp8(match: _Found) -> SourceWeight:
         Form.FP8,
         match.row.name,
         inverse_scale=match.config.has_inverse_scales and match.row.scale == "_scale_inv",
-        block=(1, 32) if by_32 else _fp8_block(match, shape, scale.shape),
+        block=group if by_32 else _fp8_block(match, shape, scale.shape, blocks),
     )
 
 
-def _fp8_block(match: _Found, shape: tuple[int, ...], scale: tuple[int, ...]) -> tuple[int, int]:
+def _fp8_blocks(config: SourceConfig) -> list[tuple[int, int]]:
+    """Return the rows and columns that may share a scale, as config.json has them."""
+    said = config.fp8_block_size
+    return [said] if said else [(1, size) for size in sorted(config.fp8_group_sizes)]
+
+
+def _fp8_block(
+    match: _Found,
+    shape: tuple[int, ...],
+    scale: tuple[int, ...],
+    possible: list[tuple[int, int]],
+) -> tuple[int, int]:
     """Return the rows and columns that share a scale: of a matrix, a row, a group or a block."""
     *lead, rows, cols = shape
-    said = match.config.fp8_block_size
-    possible = [said] if said else [(1, size) for size in sorted(match.config.fp8_group_sizes)]
     for block in possible:
         blocks = -(-rows // block[0]), -(-cols // block[1])
         if scale in ((*lead, *blocks), (*lead, blocks[0], 1, blocks[1], 1)):
             return block
-    if scale in ((*lead,), (*lead, 1)):
-        return rows, cols
-    if scale in ((*lead, rows), (*lead, rows, 1)):
-        return 1, cols
-    if lead and scale == (*lead, 1, cols):  # FBGEMM's experts, whose inputs come first
-        return rows, 1
+    if not possible or match.config.has_undivided_rows:
+        if scale in ((*lead,), (*lead, 1)):
+            return rows, cols
+        if scale in ((*lead, rows), (*lead, rows, 1)):
+            return 1, cols
+        if lead and scale == (*lead, 1, cols):  # FBGEMM's experts, whose inputs come first
+            return rows, 1
     if not possible:
         raise _unclear_error(match, "which weights share a scale", " (weight_block_size)")
     blocks_text = " or ".join(f"{height}x{width}" for height, width in possible)
@@ -462,6 +494,8 @@ def _columns(match: _Found) -> SourceWeight:
         raise _refusal(match, reasons[0] if reasons else "config.json has several settings for it")
     (settings,) = fitting
     cols, rows = _sizes(match, settings)
+    if settings.permuted and zeros.shape[0] > 1 and match.companion(".g_idx") is None:
+        raise _refusal(match, "its columns are permuted (desc_act), and X.g_idx is missing")
     codes = ColumnCodes(
         settings.bits,
         rows,
@@ -494,6 +528,8 @@ def _misfit(match: _Found, settings: ColumnSettings) -> str | None:
     }
     for suffix, shape in wanted.items():
         part = match.companion(suffix)
+        if suffix == ".g_idx" and part is not None and part.dtype is not DType.I32:
+            return f"{quoted(part.name)} is {part.dtype}, and not I32"
         if part is not None and (part.shape != shape or not part.nbytes):
             return (
                 f"{quoted(part.name)} is {list(part.shape)}, and {settings.bits} bits in groups of"

@@ -50,6 +50,10 @@ ReadRegion = Callable[[Region], Array]
 """Returns a region's bytes as U8 ``[lines, end - begin]``."""
 
 
+class CodingError(ValueError):
+    """What a weight's tensors hold is outside of its coding; `SourceReaders` adds the name."""
+
+
 class Coding(ABC):
     """A frozen dataclass: its text tells it from every other coding (writing.py).
 

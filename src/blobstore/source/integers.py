@@ -34,7 +34,7 @@ from blobstore.formats.dtypes import DType
 from blobstore.formats.quant import AFFINE_GROUP_SIZES, Quantization, QuantType
 from blobstore.kernels.arrays import Array, QuantizedArray, numpy_dtype
 from blobstore.kernels.reference import AWQ_PLACES
-from blobstore.source.coding import Coding, ReadRegion, Region
+from blobstore.source.coding import Coding, CodingError, ReadRegion, Region
 
 _WORD, _WORD_BYTES = 32, 4
 _NIBBLE, _BYTE = 4, 8
@@ -198,6 +198,8 @@ class IntegerCodes(Coding):
                 part.reshape(-1)[start // size :][: count // size].astype(kind)
                 for part in (scales, biases)
             )
+        if not (np.isfinite(scales).all() and np.isfinite(biases).all()):
+            raise CodingError(f"a scale or a bias is not finite in {scale}")
         return QuantizedArray(np.ascontiguousarray(words), scales, biases, None, quantization)
 
     def _range(self, start: int, count: int) -> tuple[int, int]:
@@ -260,6 +262,8 @@ class RowCodes(IntegerCodes):
             packing = Words(_BYTE)
             padding = (0, -self.cols % _WORD_BYTES)
             words = np.pad(words + np.uint8(2 ** (self.bits - 1)), ((0, 0), padding))
+            if words.max(initial=0) >> self.bits:
+                raise CodingError(f"a code does not fit in the {self.bits} bits of config.json")
         words = np.ascontiguousarray(words).view(np.uint32)
         scales = parts[".scale"].view(numpy_dtype(self.scale)).reshape(-1, self._groups)
         matrices = np.arange(first, stop) // self.rows - first // self.rows

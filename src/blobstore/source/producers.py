@@ -90,6 +90,7 @@ _FLOATS = frozenset(FLOATS)
 _DECODED_FP8 = frozenset(FP8)
 ANY_FP8 = _DECODED_FP8 | {DType.F8_E4M3FNUZ, DType.F8_E5M2FNUZ}
 _E4M3 = frozenset({DType.F8_E4M3})
+_E8M0 = frozenset({DType.F8_E8M0})
 _U8 = frozenset({DType.U8})
 _I8 = frozenset({DType.I8})
 _I32 = frozenset({DType.I32})
@@ -370,8 +371,14 @@ _NO_MODELOPT_SCALE = "packed weights need X.weight_scale (F8_E4M3) and X.weight_
 _STACKED = "packed experts that are stacked, with {companion}, are not imported"
 _NO_FP8_SCALE = "an FP8 weight without a scale for each of its blocks (X.weight_scale_inv)"
 _FP8_SCALE = "its scale {companion} lacks the dtype or shape of FP8 block scales (BF16, F16 or F32)"
+_PARTS = (
+    *(".weight_packed", ".weight_scale", ".weight_scale_inv", ".weight_scale_2", ".weight_shape"),
+    *(".weight_zero_point", ".weight_g_idx", ".weight_global_scale", ".qweight", ".qzeros"),
+    *(".g_idx", ".scales", ".biases", ".absmax"),
+)
 REFUSED_FORMATS = (
     RefusedFormat("", ANY_FP8 - _DECODED_FP8, "only F8_E4M3 and F8_E5M2 weights are decoded"),
+    *(RefusedFormat(suffix, _E8M0, "exponents are scales") for suffix in (".weight", ".scale")),
     RefusedFormat("", _DECODED_FP8, _FP8_SCALE, "_scale_inv"),
     RefusedFormat("", _DECODED_FP8, _FP8_SCALE, "_scale"),
     RefusedFormat("", _DECODED_FP8, _NO_FP8_SCALE),
@@ -405,6 +412,7 @@ REFUSED_FORMATS = (
     RefusedFormat(".weight", _U32, "its scales are missing, but it has {companion}", ".biases"),
     RefusedFormat("_blocks", _U8, "{companion} do not fit blocks of gpt-oss", "_scales"),
     RefusedFormat(".compressed", _ANY, "sparse weights are not imported", ".bitmask"),
+    *(RefusedFormat(suffix, _ANY, "no quantized weight has such a tensor") for suffix in _PARTS),
 )
 """Formats that are refused by name, the most specific first, for tensors that match no row."""
 

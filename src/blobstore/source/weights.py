@@ -33,7 +33,7 @@ from blobstore.io.ranges import SourceReader
 from blobstore.kernels.arrays import Array, QuantizedArray, numpy_dtype
 from blobstore.kernels.scales import BlockRun, decoded_scales
 from blobstore.source.bands import Bands
-from blobstore.source.coding import Coding, Region
+from blobstore.source.coding import Coding, CodingError, ReadRegion, Region
 from blobstore.source.folders import SourceFile, SourceTensor
 
 _EXPERT_MARKS = (".experts.", ".mlp.switch_mlp.", ".mlp.shared_experts.", ".mixer.shared_experts.")
@@ -276,9 +276,8 @@ class SourceReaders:
         if weight.form is Form.FP8:
             return self._decode(weight, start, count)
         if weight.coding is not None:
-            self._check_stated(weight, start)
-            read = partial(self._read_region, weight)
-            return weight.coding.values(read, start, count, weight.dtype)
+            with self._coded(weight, start) as read:
+                return weight.coding.values(read, start, count, weight.dtype)
         return self._dequantize(weight, start, count)
 
     def quantized(self, weight: SourceWeight, start: int, count: int) -> QuantizedArray[Array]:
@@ -288,8 +287,21 @@ class SourceReaders:
         """
         if weight.coding is None:
             raise AssertionError("only coded weights are stored in another way")
+        with self._coded(weight, start) as read:
+            return weight.coding.quantized(read, start, count)
+
+    @contextmanager
+    def _coded(self, weight: SourceWeight, start: int) -> Iterator[ReadRegion]:
+        """Give what reads a coded weight's regions; errors of its coding get its name."""
         self._check_stated(weight, start)
-        return weight.coding.quantized(partial(self._read_region, weight), start, count)
+        try:
+            yield partial(self._read_region, weight)
+        except CodingError as error:
+            raise UnsupportedSourceError(
+                f"{quoted(weight.tensor.name)} is {weight.producer}: {error}",
+                tensor=weight.tensor.name,
+                path=weight.file.path,
+            ) from None
 
     def _check_stated(self, weight: SourceWeight, start: int) -> None:
         """Raise UnsupportedSourceError if a weight's tensors state another shape or order."""

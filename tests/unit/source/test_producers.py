@@ -184,15 +184,25 @@ def deepseek_v4_fp4(tensors: Tensors, said: Settings) -> None:
     tensors[f"{BASE}.scale"] = tensors.pop(f"{WEIGHT}_scale").view(torch.float8_e8m0fnu)
 
 
+def auto_round(_: Tensors, said: Settings) -> None:
+    """Return to zero points as they are, whatever "gptq" in its layout's name suggests."""
+    said.update(quant_method="auto-round", packing_format="auto_round:gptqmodel")
+    del said["checkpoint_format"]
+
+
 @pytest.mark.parametrize(
     ("case", "change"),
-    [("fp8-rows", inverse), ("fp8-blocks", deepseek_v4_fp8), ("mxfp4", deepseek_v4_fp4)],
+    [
+        ("compressed-tensors-fp8-rows", inverse),
+        ("compressed-tensors-fp8-blocks", deepseek_v4_fp8),
+        ("compressed-tensors-mxfp4", deepseek_v4_fp4),
+        ("gptq-v2-8-g32", auto_round),
+    ],
 )
 def test_other_names_of_the_same(
     case: str, change: Callable[[Tensors, Settings], None], tmp_path: Path
 ) -> None:
     """Scales by their reciprocals differ by roundings."""
-    case = f"compressed-tensors-{case}"
     (weight,) = read_inventory(rewritten(case, tmp_path / "source", change)).weights
     values = SourceReaders().values(weight, 0, weight.elements).astype(np.float32)
     wanted = expected(case).float().numpy().reshape(-1)
@@ -341,6 +351,15 @@ def test_groups_that_do_not_divide_the_columns(tmp_path: Path) -> None:
     assert bits(values[:, :32]) == bits(of_32[:, :32])  # the first group is the same
 
 
+def test_shapes_of_mlx_that_two_settings_have(tmp_path: Path) -> None:
+    parts = mx.quantize(mx.ones((40, 256), mx.bfloat16), group_size=32, bits=4)
+    names = (WEIGHT, f"{BASE}.scales", f"{BASE}.biases")
+    mx.save_safetensors(str(tmp_path / "m.safetensors"), dict(zip(names, parts, strict=True)))
+    with pytest.raises(UnsupportedSourceError, match="2 bits in 64") as caught:
+        _ = read_inventory(tmp_path / "m.safetensors").weights
+    assert caught.value.tensor == WEIGHT
+
+
 # Contradictions
 
 
@@ -380,6 +399,12 @@ def state(kind: str = "nf4", **changes: Any) -> Any:
     return change(f"weight.quant_state.bitsandbytes__{kind}", changed)
 
 
+def large(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the tensor with a first number that is almost its dtype's largest."""
+    tensor.view(-1)[0] = torch.finfo(tensor.dtype).max
+    return tensor
+
+
 CONTRADICTIONS: dict[str, dict[str, Callable[[Tensors, Settings], None]]] = {
     "compressed-tensors-int4-g32-zeros": {
         "no scales": drop("weight_scale"),
@@ -405,12 +430,18 @@ CONTRADICTIONS: dict[str, dict[str, Callable[[Tensors, Settings], None]]] = {
         "no scales": drop("weight_scale"),
         "zero points that are missing": say_of_weights(symmetric=False),
         "groups": say_of_weights(strategy="group", group_size=64),
+        "codes beyond 4 bits": say_of_weights(num_bits=4),
         "a scale for all": change("weight_scale", lambda scale: scale[:1]),
         "another method": say(quant_method="other"),
     },
     "compressed-tensors-fp8-blocks": {
         "no scales": drop("weight_scale"),
+        "no codes": drop("weight"),
         "blocks of 16x16": say_of_weights(block_structure=[16, 16]),
+        "blocks without rows": say_of_weights(block_structure=[0, 64]),
+        "a scale for all": change("weight_scale", lambda scale: scale[0, 0]),
+        "4 bits": say_of_weights(num_bits=4),
+        "integers": say_of_weights(type="int"),
         "transposed scales": change("weight_scale", lambda scale: scale.T),
         "scales of bytes": change("weight_scale", lambda scale: scale.to(torch.uint8)),
         "zero points": add("weight_zero_point"),
@@ -421,6 +452,17 @@ CONTRADICTIONS: dict[str, dict[str, Callable[[Tensors, Settings], None]]] = {
         "integers of AutoRound": say(quant_method="auto-round", data_type="mx_int", format=None),
         "another format": say(format="mxfp6-pack-quantized", config_groups={}),
         "zero points": add("weight_zero_point"),
+        "no codes": drop("weight_packed"),
+        "groups of 16": say_of_weights(group_size=16),
+        "integers": say_of_weights(type="int"),
+    },
+    "compressed-tensors-mxfp8": {
+        "groups of 64": say_of_weights(group_size=64),
+        "exponents as a weight": change("weight", lambda codes: codes.view(torch.float8_e8m0fnu)),
+    },
+    "gptq-4-g64-permuted": {
+        "an unknown order": drop("g_idx"),
+        "an order in long integers": change("g_idx", lambda group: group.long()),
     },
     "auto-round-4-gptqmodel": {
         "rotated weights": say(spinquant_config={"r1": True}),
@@ -430,6 +472,8 @@ CONTRADICTIONS: dict[str, dict[str, Callable[[Tensors, Settings], None]]] = {
         "no settings": say(extra_config={BASE: 4}),
     },
     "gptq-4-g128": {
+        "no codes": drop("qweight"),
+        "an unknown layout": say(quant_method="auto-round", packing_format="auto_round:other"),
         "no scales": drop("scales"),
         "no zero points": drop("qzeros"),
         "groups of 64": say(group_size=64),
@@ -451,6 +495,8 @@ CONTRADICTIONS: dict[str, dict[str, Callable[[Tensors, Settings], None]]] = {
         "groups of 64": say(group_size=64),
         "3 bits": say(bits=3),
         "no groups": say(group_size=None),
+        "no codes": drop("qweight"),
+        "a bias beyond F16": change("scales", large),
         "GEMV's layout": say(version="gemv"),
         "GPTQ's layout": say(quant_method="gptq"),
         "transposed codes": change("qweight", lambda codes: codes.T),
