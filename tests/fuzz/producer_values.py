@@ -286,7 +286,7 @@ def need_group(module: Module, bits: int, size: int | None = None) -> None:
 
 def fp8(module: Module) -> Values:
     """Read codes of a matrix that one scale belongs to, or one a row, group or block."""
-    codes = module.take(".weight", E4M3)
+    codes = module.take(".weight", E4M3, E5M2)
     suffixes = (".weight_scale_inv", ".weight_scale", ".scale")
     there = [suffix for suffix in suffixes if module.base + suffix in module.tensors]
     need(len(there) == 1 or there[1] == ".scale", f"scales {there}")
@@ -538,9 +538,9 @@ LAYOUTS: tuple[tuple[str, tuple[np.dtype[Any], ...], str, Callable[[Module], Val
     (".weight", (U8,), ".weight_scale_2", fp4),
     (".weight", (I8,), ".weight_scale", integers),
     (".weight", (I8,), ".scale", fp4),
-    (".weight", (E4M3,), ".weight_scale_inv", fp8),
-    (".weight", (E4M3,), ".weight_scale", fp8),
-    (".weight", (E4M3,), ".scale", fp8),
+    (".weight", (E4M3, E5M2), ".weight_scale_inv", fp8),
+    (".weight", (E4M3, E5M2), ".weight_scale", fp8),
+    (".weight", (E4M3, E5M2), ".scale", fp8),
     (".qweight", (I32,), ".scales", columns),
     (".weight", (U32,), ".scales", mlx),
 )

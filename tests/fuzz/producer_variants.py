@@ -114,6 +114,7 @@ SEEDS: dict[str, Callable[[], Iterator[Checkpoint]]] = {
     "compressed-tensors mxfp": lambda: recorded("compressed-tensors-mxfp"),
     "AWQ": lambda: recorded("awq"),
     "GPTQ": lambda: recorded("gptq"),
+    "AutoRound": lambda: recorded("auto-round"),
     "FP8": lambda: floats(8),
     "FP4": lambda: floats(4),
     "MLX": mlx,

@@ -1,4 +1,4 @@
-"""The short form of producers.py: 40 variants of each producer."""
+"""The short form of producers.py: 30 variants of each producer."""
 
 from __future__ import annotations
 
@@ -11,12 +11,16 @@ from producers import compare, run
 from safetensors.torch import load_file
 from support import FIXTURES
 
-CASES = sorted(path.name for path in (FIXTURES / "producers").iterdir() if path.is_dir())
+CASES = [
+    path.name
+    for path in sorted((FIXTURES / "producers").iterdir())
+    if path.is_dir() and not path.name.startswith("bitsandbytes")
+]
 
 
 @pytest.mark.parametrize("producer", SEEDS)
 def test_the_invariant_holds_for_variants(producer: str, tmp_path: Path) -> None:
-    *_, (_, report) = run(producer, range(40), tmp_path)
+    *_, (_, report) = run(producer, range(30), tmp_path)
     assert report.broken == {}
     assert report.counts.keys() == {"equal", "refused"}
 

@@ -161,7 +161,7 @@ def test_a_source_of_two_producers(store: Store, tmp_path: Path) -> None:
         assert model.config.file_type == ""
 
 
-@pytest.mark.parametrize("kind", ["mlx int4/32", "compressed-tensors", "gpt-oss"])
+@pytest.mark.parametrize("kind", ["mlx mxfp4", "compressed-tensors", "gpt-oss"])
 def test_a_bare_file_whose_shapes_allow_one_type(store: Store, tmp_path: Path, kind: str) -> None:
     weight = KINDS[kind].make(f"{LAYER}.mlp.up_proj", (3, 256))
     (tmp_path / "m.safetensors").write_bytes(safetensors_bytes(weight.tensors))
