@@ -112,7 +112,8 @@ def import_(
         str | None,
         Argument(
             metavar="SOURCE",
-            help="A .safetensors file or a folder, here or at an https, hf, s3, gs or az address. "
+            help="A .safetensors or PyTorch file or a folder, here or at an https, hf, s3, gs or "
+            "az address. "
             "With --modelfile, a single argument is the NAME.",
         ),
     ] = None,

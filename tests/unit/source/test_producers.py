@@ -127,7 +127,7 @@ def test_what_fp8_loses_is_said() -> None:
     """Once, and only if no type is asked for."""
     source = PRODUCERS / "compressed-tensors-fp8-rows"
     (note,) = plan_import(source).notes
-    assert note.startswith("1 weights of FP8 become mxfp8")
+    assert note.startswith("weights of FP8 (1) become mxfp8")
     assert "--quant int8 --method search" in note
     assert plan_import(source, quant="int8", method="search", requantize=True).notes == ()
     assert plan_import(PRODUCERS / "compressed-tensors-mxfp8").notes == ()
