@@ -215,14 +215,19 @@ class SourceConfig(Document):
     def fp8_block_size(self) -> tuple[int, int] | None:
         """Rows and columns that share an FP8 weight's scale.
 
-        They are ``weight_block_size``, or ``block_structure`` of the groups' weights. Sources:
-        transformers 5.23.0 utils/quantization_config.py `FineGrainedFP8Config`;
-        vllm-project/compressed-tensors @dc235db7 quantization/quant_args.py `block_structure`.
+        They are ``weight_block_size``, or ``block_structure`` of the groups' weights; of ModelOpt's
+        ``fp8_pb_wo`` 128 and 128, which it does not write. Sources: transformers 5.23.0
+        utils/quantization_config.py `FineGrainedFP8Config`; vllm-project/compressed-tensors
+        @dc235db7 quantization/quant_args.py `block_structure`; nvidia-modelopt 0.47.0
+        torch/quantization/config.py `FP8_2D_BLOCKWISE_WEIGHT_ONLY_CFG`.
         """
+        settings = self._settings_and_groups[0]
+        is_blockwise = str(settings.get("quant_algo")).lower() == "fp8_pb_wo"
+        own = [128, 128] if is_blockwise else settings.get("weight_block_size")
         structures = (weights.get("block_structure") for weights in self.group_weights)
         sizes = {
             tuple(size)
-            for size in (self._settings_and_groups[0].get("weight_block_size"), *structures)
+            for size in (own, *structures)
             if isinstance(size, list) and [type(n) for n in size] == [int, int] and min(size) > 0
         }
         return sizes.pop() if len(sizes) == 1 else None

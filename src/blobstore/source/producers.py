@@ -406,6 +406,8 @@ REFUSED_FORMATS = (
     RefusedFormat(".weight", _U8, _NO_MODELOPT_SCALE, ".weight_scale"),
     RefusedFormat(".weight", _U8, _NO_MODELOPT_SCALE, ".weight_scale_2"),
     RefusedFormat("", _U8, _STACKED, "_weight_scale"),
+    RefusedFormat("", _BYTES | _I32, _STACKED, "_scale"),
+    RefusedFormat("_packed", _BYTES | _I32, _STACKED, "_scale"),
     RefusedFormat(".weight", _I8, _NO_INT8, ".weight_scale"),
     RefusedFormat(".SCB", _ANY, "scales of LLM.int8 are F32, beside X.weight (I8)"),
     RefusedFormat(".weight", _U32, "{companion} do not fit weights that MLX packed", ".scales"),

@@ -318,18 +318,29 @@ def test_other_settings_of_the_same(
     assert bits(values) == bits(expected(case))
 
 
-def test_experts_with_a_scale_for_each_input(tmp_path: Path) -> None:
-    """FBGEMM's stacked experts (transformers 5.24.0 integrations/fbgemm_fp8.py)."""
-    codes = torch.randn(3, 64, 96).to(torch.float8_e4m3fn)
-    scales, name = torch.rand(3, 1, 96), "model.layers.0.mlp.experts.gate_up_proj"
-    save_file({name: codes, f"{name}_scale": scales}, tmp_path / "model.safetensors")
-    (tmp_path / "config.json").write_text('{"quantization_config": {"quant_method": "fbgemm_fp8"}}')
+@pytest.mark.parametrize(
+    ("name", "shape", "scales", "said"),
+    [
+        # Stacked experts, whose inputs come first (transformers 5.24.0 integrations/fbgemm_fp8.py).
+        ("layers.0.mlp.experts.gate_up_proj", (3, 64, 96), (3, 1, 96), "fbgemm_fp8"),
+        # Blocks of 128, which are not named (nvidia-modelopt 0.47.0).
+        ("layers.0.mlp.down_proj.weight", (200, 384), (2, 1, 3, 1), "fp8_pb_wo"),
+    ],
+)
+def test_fp8_by_columns_and_unnamed_blocks(
+    name: str, shape: tuple[int, ...], scales: tuple[int, ...], said: str, tmp_path: Path
+) -> None:
+    codes, scale = torch.randn(shape).to(torch.float8_e4m3fn), torch.rand(scales)
+    save_file({name: codes, f"{name}_scale": scale}, tmp_path / "model.safetensors")
+    settings = {"quant_method": said, "quant_algo": said}
+    (tmp_path / "config.json").write_text(json.dumps({"quantization_config": settings}))
     (weight,) = read_inventory(tmp_path).weights
-    readers, step = SourceReaders(), 96 * 40
-    pieces = [
-        readers.values(weight, at, min(step, 18432 - at)).copy() for at in range(0, 18432, step)
-    ]
-    assert bits(np.concatenate(pieces)) == bits((codes.float() * scales).bfloat16())
+    readers, step = SourceReaders(), shape[-1] * 40
+    starts = range(0, weight.elements, step)
+    pieces = [readers.values(weight, at, min(step, weight.elements - at)).copy() for at in starts]
+    if len(scales) > len(shape):
+        scale = scale[:, 0, :, 0].repeat_interleave(128, 0).repeat_interleave(128, 1)[: shape[0]]
+    assert bits(np.concatenate(pieces)) == bits((codes.float() * scale).bfloat16())
 
 
 def test_groups_that_do_not_divide_the_columns(tmp_path: Path) -> None:

@@ -122,6 +122,8 @@ REFUSED: list[tuple[Tensors, dict[str, Any], str]] = [
         "how it was quantized",
     ),
     (only(_weight=BYTES, _weight_scales=np.ones(64, np.float16)), {}, "EETQ"),
+    ({f"{UP}_packed": WORDS, f"{UP}_scale": ones(32, 4)}, method(COMPRESSED), "stacked"),
+    (only(_compressed=ones(64, 32), _bitmask=STACKED), method(COMPRESSED), "sparse"),
     (only(_a=WORDS), method("other"), "'other'"),
     # By their methods or their tensors: names of the programs
     (only(_W_q=BYTES), method("hqq"), "HQQ"),
