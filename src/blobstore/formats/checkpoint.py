@@ -279,7 +279,8 @@ class SourceConfig(Document):
         tensors' shapes tell them apart. Sources: ModelCloud/GPTQModel@f4c327a1
         quantization/config.py `dynamic_get`; AutoAWQ@88e4c76b awq/models/_config.py;
         intel/auto-round 0.16.1 inference/convert_model.py, inference/backend.py
-        `GPTQ_FORMAT_NO_ZP` (``auto_round:gptqmodel`` stores zero points as they are).
+        `GPTQ_FORMAT_NO_ZP` (``auto_round:gptqmodel`` stores zero points as they are),
+        inference/convert_model.py `convert_hf_model` (GPTQ without a ``packing_format``).
         """
         said = self._settings_and_groups[0]
         if self.quant_method not in _COLUMN_METHODS:

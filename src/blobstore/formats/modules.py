@@ -100,8 +100,11 @@ class ColumnSettings:
         size = said.get("group_size", said.get("q_group_size"))
         if type(bits) is not int or type(size) is not int:
             return None
-        method = str(said.get("packing_format", said.get("quant_method")))
-        is_awq, is_plain = "awq" in method, "gptq" not in method or "gptqmodel" in method
+        method = str(said.get("quant_method"))
+        if is_auto := "auto-round" in method:
+            method = str(said.get("packing_format", "auto"))
+        is_plain = is_auto and method != "auto" and ("gptq" not in method or "gptqmodel" in method)
+        is_awq = "awq" in method
         forms = ("gemm",) if is_awq else ("gptq", "gptq_v2")
         form = str(said.get("checkpoint_format", forms[0]))
         version = str(said.get("version", "gemm")).lower()
@@ -110,6 +113,8 @@ class ColumnSettings:
             reason = f"{bits} bits of {'AWQ' if is_awq else 'GPTQ'} have no layout of their own"
         elif is_awq and version != "gemm":
             reason = f"AWQ's version {version!r} has another layout"
+        elif is_auto and "packing_format" not in said and "backend" in said:
+            reason = "config.json does not say its packing_format"  # as older versions
         elif form not in forms:
             reason = f"its checkpoint_format {form!r} has another layout"
         elif said.get("packing_format", _PACKINGS[0]) not in _PACKINGS:

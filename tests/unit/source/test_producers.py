@@ -264,6 +264,13 @@ def say(**settings: Any) -> Callable[[Tensors, Settings], None]:
     return lambda _, said: said.update(settings)
 
 
+def unsay(name: str) -> Callable[[Tensors, Settings], None]:
+    def unsaid(_: Tensors, said: Settings) -> None:
+        del said[name]
+
+    return unsaid
+
+
 def auto_round_awq(_: Tensors, said: Settings) -> None:
     said.update(quant_method="auto-round", packing_format="auto_round:auto_awq")
 
@@ -301,6 +308,8 @@ def without_order(tensors: Tensors, said: Settings) -> None:
     [
         ("awq-g128-zeros", say(checkpoint_format="gemm")),
         ("awq-g128-zeros", auto_round_awq),
+        ("auto-round-4-auto_gptq", unsay("packing_format")),
+        ("gptq-4-g128", say(packing_format="auto_round")),
         ("auto-round-3-plain", rules("extra_config", BASE)),
         ("auto-round-3-plain", rules("extra_config", r"model\\..*down_proj")),
         ("gptq-4-g128", rules("dynamic", "+:.*down_proj")),
@@ -479,6 +488,7 @@ CONTRADICTIONS: dict[str, dict[str, Callable[[Tensors, Settings], None]]] = {
         "rotated weights": say(spinquant_config={"r1": True}),
         "AWQ's layout": say(packing_format="auto_round:auto_awq"),
         "5 bits": say(bits=5),
+        "no packing": lambda _, said: said.update(backend=said.pop("packing_format")),
         "16 bits": say(extra_config={BASE: {"bits": 16}}),
         "no settings": say(extra_config={BASE: 4}),
     },
