@@ -151,6 +151,9 @@ def repair(
         Option(metavar="FILE", help="The --importance of the import."),
     ] = None,
     draft: Annotated[str | None, Option(metavar="DIR", help="The --draft of the import.")] = None,
+    adapter: Annotated[
+        str | None, Option(metavar="DIR", help="The --adapter of the import.")
+    ] = None,
     modelfile: Annotated[
         str | None,
         Option("--modelfile", "-f", metavar="FILE", help="The import's Modelfile, for its texts."),
@@ -170,6 +173,7 @@ def repair(
         store=opened,
         importance=importance,
         draft=draft,
+        adapter=adapter,
         modelfile=modelfile,
         config=config,
         jobs=jobs,

@@ -25,7 +25,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from blobstore.errors import DocumentError, UnsupportedSourceError, UsageError, quoted
+from blobstore.errors import DocumentError, UsageError, quoted
 from blobstore.formats import strictjson
 from blobstore.formats.documents import (
     LICENSE_MEDIA_TYPE,
@@ -299,8 +299,9 @@ _MAX_VERSION = 64
 class Modelfile(Document):
     """The content of a Modelfile. A field that it does not set is None or empty; "" is set.
 
-    ``source`` and ``draft`` are paths as written (`resolve_path`), ``messages`` pairs of role and
-    text, ``notes`` sentences about commands and characters that Ollama ignores, and we do too.
+    ``source``, ``draft`` and ``adapter`` are paths as written (`resolve_path`), ``messages`` pairs
+    of role and text, ``notes`` sentences about commands and characters that Ollama ignores, and we
+    do too.
     """
 
     source: str | None = None
@@ -312,6 +313,7 @@ class Modelfile(Document):
     renderer: str | None = None
     requires: str | None = None
     draft: str | None = None
+    adapter: str | None = None
     messages: tuple[tuple[str, str], ...] = ()
     notes: tuple[str, ...] = ()
 
@@ -323,9 +325,8 @@ class Modelfile(Document):
         (Ollama's import of safetensors keeps the last licence and drops messages).
 
         Raises: as `read_script`; DocumentError (rule T1) with the line and the command for a
-        missing or second FROM, a second DRAFT, an unknown parameter or role, a value of the wrong
-        type, an invalid version; UnsupportedSourceError for ADAPTER; LimitExceededError over 1000
-        licences.
+        missing or second FROM, a second DRAFT or ADAPTER, an unknown parameter or role, a value of
+        the wrong type, an invalid version; LimitExceededError over 1000 licences.
         """
         commands, dropped = read_script(raw, what)
         parameters: dict[str, ParameterValue] = {}
@@ -360,6 +361,7 @@ class Modelfile(Document):
             renderer=texts.get("renderer"),
             requires=None if requires is None else check_requires(requires),
             draft=texts.get("draft") or None,
+            adapter=texts.get("adapter") or None,
             messages=tuple(
                 (command.key, command.text) for command in commands if command.name == "message"
             ),
@@ -465,14 +467,7 @@ def resolve_path(text: str, folder: Path) -> str:
 
 
 def _check_command(command: Command, first: int, what: str) -> None:
-    if command.name == "adapter":
-        raise UnsupportedSourceError(
-            f"{what}: line {command.line}: ADAPTER: adapters can't be imported with "
-            "safetensors weights",
-            rule=RULE,
-            hint="Merge the adapter into the weights first.",
-        )
-    if command.name in ("from", "draft") and command.line != first:
+    if command.name in ("from", "draft", "adapter") and command.line != first:
         message = f"a second {command.name.upper()}; the first is on line {first}"
         raise _error(what, command.line, message)
     if command.name == "requires":

@@ -18,6 +18,7 @@ from blobstore.errors import LimitExceededError
 from blobstore.formats import strictjson
 from blobstore.formats.documents import MAX_DOCUMENT
 from blobstore.formats.strictjson import Between, Document, parse_document
+from blobstore.names import Digest
 
 OWN_DOCUMENT = "blobstore.json"
 RULE = "B1"
@@ -108,6 +109,15 @@ class RecordedDraft(Document):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RecordedAdapter(Document):
+    """An adapter that was merged: the digest of its document, and its files."""
+
+    revision: str | None = None
+    config: Digest
+    sources: list[RecordedFile]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Provenance(Document):
     """The document.
 
@@ -121,6 +131,7 @@ class Provenance(Document):
     sources: list[RecordedFile]
     coverage: Coverage | None = None
     draft: RecordedDraft | None = None
+    adapter: RecordedAdapter | None = None
 
     @classmethod
     def parse(cls, raw: bytes) -> Provenance:
@@ -146,6 +157,11 @@ class Provenance(Document):
         Raises: LimitExceededError when it would be larger than a stored model's documents may be.
         """
         draft = self.draft and {"quant": self.draft.quant, "sources": _files(self.draft.sources)}
+        merged = self.adapter and {
+            "revision": self.adapter.revision,
+            "config": str(self.adapter.config),
+            "sources": _files(self.adapter.sources),
+        }
         document = {
             "version": self.version,
             "revision": self.revision,
@@ -153,6 +169,7 @@ class Provenance(Document):
             "sources": _files(self.sources),
             "coverage": self.coverage and asdict(self.coverage),
             "draft": draft,
+            "adapter": merged and strictjson.without_none(merged),
         }
         raw = strictjson.encode(strictjson.without_none(document)) + b"\n"
         if len(raw) > MAX_DOCUMENT:

@@ -116,6 +116,10 @@ class ImportArguments(TypedDict, total=False):
         int | None,
         Option("Align the data in each blob to this many bytes, a power of two.", "BYTES"),
     ]
+    adapter: Annotated[
+        StrPath | None,
+        Option("A LoRA adapter of PEFT or mlx-lm to merge into the weights.", "DIR"),
+    ]
     draft: Annotated[
         StrPath | None, Option("A checkpoint to store with the model as its draft model.", "DIR")
     ]

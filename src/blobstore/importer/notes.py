@@ -31,6 +31,7 @@ from blobstore.formats.provenance import (
     Coverage,
     Omission,
     Provenance,
+    RecordedAdapter,
     RecordedDraft,
     RecordedFile,
     Tally,
@@ -40,6 +41,9 @@ from blobstore.importer.options import Experts, ImportOptions, Profile
 from blobstore.importer.outputs import OutputTensor, PlannedBlob
 from blobstore.importer.roles import needs_stacked_experts, stacked_group_of
 from blobstore.io.ranges import FileIdentity
+from blobstore.names import Digest
+from blobstore.source.adapters import CONFIG
+from blobstore.source.changes import FACTORS
 from blobstore.source.files import INDEX_NAME, NOT_ITS_OWN, KeptFile
 from blobstore.source.inventory import Inventory, quant_type_of
 from blobstore.source.producers import KV_CACHE_SCALES
@@ -47,6 +51,8 @@ from blobstore.source.weights import Form
 
 _STACKED = "experts that were stacked"
 _APPLIED = "scales and biases that were applied to their weights"
+_MERGED = "factors of an adapter that were merged into their weights"
+_REPLACED = "the adapter has other values for it"
 _ACTIVATIONS = "activation scales, which no stored form uses"
 _CACHE = "scales of a cache of keys and values, which no stored form uses"
 _UNREAD = "not part of any weight"
@@ -94,6 +100,10 @@ def own_document(
     if draft is not None:
         quant = options.draft_type and options.draft_type.value
         drafted = RecordedDraft(quant=quant, sources=_file_records(draft))
+    merged = None
+    if (adapter := inventory.adapter) is not None:
+        config, revision = Digest.of(adapter.documents[CONFIG]), adapter.folder.revision
+        merged = RecordedAdapter(revision=revision, config=config, sources=_file_records(adapter))
     return Provenance(
         version=1,
         revision=inventory.folder.revision,
@@ -101,6 +111,7 @@ def own_document(
         sources=_file_records(inventory),
         coverage=coverage,
         draft=drafted,
+        adapter=merged,
     ).encode(inventory.path)
 
 
@@ -156,14 +167,20 @@ def _tensors(inventory: Inventory, outputs: Iterable[OutputTensor]) -> Tally:
         for source in output.sources:
             applied = source.form is not Form.PLAIN and not output.copies_codes
             for suffix, part in source.parts.items():
+                if part.name in names:
+                    continue  # a stack of an adapter's, for many experts
                 names.add(part.name)
-                if suffix and applied:
+                if suffix in FACTORS:
+                    derived[_MERGED] += 1
+                elif suffix and applied:
                     derived[_APPLIED] += 1
                 elif len(output.sources) > 1:
                     derived[_STACKED] += 1
-    left_out = Counter(map(_name_parts, inventory.tensors.keys() - names))
+    adapter = inventory.adapter
+    present = inventory.tensors.keys() | (set() if adapter is None else adapter.tensors.keys())
+    left_out = Counter(map(_name_parts, present - names))
     return Tally(
-        len(inventory.tensors),
+        len(present),
         len(names) - derived.total(),
         dict(sorted(derived.items())),
         tuple(Omission(name, reason, count) for (name, reason), count in sorted(left_out.items())),

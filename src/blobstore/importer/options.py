@@ -83,8 +83,8 @@ class ImportOptions:
     ``group_size`` is the asked type's, ``groups`` are those of any type.
 
     ``experts`` None is what the architecture needs, else the profile's; ``alignment`` None is the
-    profile's. ``source``: the checkpoint that the Modelfile names; ``draft``: the draft's;
-    ``config``: the folder with the model's documents.
+    profile's. ``source``: the checkpoint that the Modelfile names; ``adapter``: what is merged
+    into it; ``draft``: the draft's; ``config``: the folder with the model's documents.
     """
 
     quant_type: QuantType | None = None
@@ -103,6 +103,7 @@ class ImportOptions:
     alignment: int | None = None
     modelfile: Modelfile = field(default_factory=Modelfile)
     source: str | None = None
+    adapter: str | None = None
     draft: str | None = None
     draft_type: QuantType | None = None
     config: str | None = None
@@ -126,6 +127,7 @@ class ImportOptions:
         words.update((name, value) for name, value in given.items() if value is not None)
         modelfile, folder = _modelfile(given)
         draft, config = given.get("draft") or _resolve(modelfile.draft, folder), given.get("config")
+        adapter = given.get("adapter") or _resolve(modelfile.adapter, folder)
         options = replace(
             cls._of(words),
             groups=file.groups,
@@ -135,6 +137,7 @@ class ImportOptions:
             target=SizeTarget.parse(given.get("target_size"), given.get("target_bpw")),
             modelfile=modelfile,
             source=_resolve(modelfile.source, folder),
+            adapter=os.fspath(adapter) if adapter else None,
             draft=os.fspath(draft) if draft else None,
             draft_type=_type(given.get("draft_quant")),
             config=os.fspath(config) if config else None,

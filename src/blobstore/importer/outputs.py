@@ -128,7 +128,10 @@ class OutputTensor:
         if self.copies_codes:
             return self.sources[0].form is Form.CODES
         plain = all(
-            source.form is Form.PLAIN and source.dtype is self.dtype for source in self.sources
+            source.form is Form.PLAIN
+            and source.dtype is source.tensor.dtype is self.dtype
+            and source.change is None
+            for source in self.sources
         )
         return plain and self.quantization is None and not self.transposed
 

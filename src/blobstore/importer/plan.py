@@ -433,7 +433,7 @@ class _Chooser:
                 quantization=source.quantization,
                 dtype=source.dtype,
                 global_scale=source.global_scale_shape,
-                copies_codes=True,
+                copies_codes=all(one.holds_codes for one in tensor.sources),
             )
         if quantization is None:
             why = tensor.kept or self._why_kept(tensor)

@@ -42,7 +42,7 @@ from blobstore.names import Digest
 from blobstore.source.addresses import OpenSource, Source, open_folder, without_secrets
 from blobstore.source.files import KeptFile
 from blobstore.source.folders import Folder, SourceFile
-from blobstore.source.inventory import Inventory, read_model
+from blobstore.source.inventory import Inventory, read_adapter, read_model
 
 VERSION: Final = 2
 RULE = "P2"
@@ -67,7 +67,10 @@ class PlanSource(Document):
         self, source: Source, open_source: OpenSource, without: Folder | None = None
     ) -> Inventory:
         config = open_source(self.config) if self.config is not None else None
-        current = read_model(source, without=without, config=config)
+        return self.checked(read_model(source, without=without, config=config))
+
+    def checked(self, current: Inventory) -> Inventory:
+        """Return what the plan names of a source, if that is unchanged."""
         documents = {name: data for name, data in current.documents.items() if name in self.files}
         kept = tuple(file for file in current.kept if file.name in self.files)
         inventory = replace(
@@ -110,6 +113,7 @@ class PlanDocument(Document):
     relative_errors: dict[str, float]
     notes: tuple[str, ...]
     decisions: str
+    adapter: PlanSource | None = None
 
     @property
     def import_options(self) -> ImportOptions:
@@ -146,15 +150,8 @@ def encode_plan(plan: ImportPlan) -> bytes:
     """Return the bytes of a plan's file."""
     options = plan.options
     vectors = options.importance.vectors if options.importance is not None else {}
-    own, *draft = [
-        PlanSource(
-            one.folder.address,
-            _states(one),
-            one.left_out,
-            one.config_folder.address if one.config_folder is not None else None,
-        )
-        for one in plan.inventories
-    ]
+    adapter = plan.inventory.adapter
+    own, *draft = map(_source_of, plan.inventories)
     document = PlanDocument(
         version=VERSION,
         blobstore=__version__,
@@ -162,7 +159,7 @@ def encode_plan(plan: ImportPlan) -> bytes:
         draft=draft[0] if draft else None,
         options=options.record,
         draft_quant=options.draft_type and options.draft_type.value,
-        modelfile=replace(options.modelfile, source=None, draft=None, notes=()),
+        modelfile=replace(options.modelfile, source=None, draft=None, adapter=None, notes=()),
         importance={
             name: base64.b64encode(vector.astype("<f4").tobytes()).decode()
             for name, vector in vectors.items()
@@ -170,6 +167,7 @@ def encode_plan(plan: ImportPlan) -> bytes:
         relative_errors=dict(plan.relative_errors),
         notes=plan.notes,
         decisions=_decisions(plan),
+        adapter=_source_of(adapter) if adapter is not None else None,
     )
     return strictjson.encode(asdict(document)) + b"\n"
 
@@ -220,6 +218,9 @@ def decode_plan(
         opened = open_source(place) if isinstance(place, str) else place
         without = draft.folder if draft is not None else None
         inventory = document.source.inventory(opened, open_source, without)
+        if document.adapter is not None:
+            adapter = read_adapter(open_source(document.adapter.address))
+            inventory = replace(inventory, adapter=document.adapter.checked(adapter))
     except NotFoundError as error:
         error.hint = error.hint or "If the source was moved, give its new location."
         raise
@@ -246,6 +247,11 @@ def _parse(raw: bytes, what: str) -> tuple[PlanDocument, ImportOptions]:
         return document, document.import_options
     except (UsageError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise DocumentError(f"{what}: {error} (rule {RULE})", rule=RULE) from None
+
+
+def _source_of(inventory: Inventory) -> PlanSource:
+    config = inventory.config_folder.address if inventory.config_folder is not None else None
+    return PlanSource(inventory.folder.address, _states(inventory), inventory.left_out, config)
 
 
 def _states(inventory: Inventory) -> dict[str, str]:

@@ -64,11 +64,12 @@ class _Given:
         source: Source,
         importance: str | os.PathLike[str] | Mapping[str, Any] | None,
         draft: str | os.PathLike[str] | None,
+        adapter: str | os.PathLike[str] | None,
         modelfile: str | os.PathLike[str] | None,
         config: str | os.PathLike[str] | None,
         open_source: OpenSource,
     ) -> _Given:
-        options = ImportOptions.parse(modelfile=modelfile, config=config)
+        options = ImportOptions.parse(modelfile=modelfile, config=config, adapter=adapter)
         draft_source = os.fspath(draft) if draft is not None else options.draft
         drafted = read_model(open_source(draft_source)) if draft_source is not None else None
         return cls(
@@ -76,6 +77,7 @@ class _Given:
                 source,
                 without=drafted.folder if drafted is not None else None,
                 config=open_source(options.config) if options.config is not None else None,
+                adapter=open_source(options.adapter) if options.adapter is not None else None,
             ),
             drafted,
             Importance.parse(importance) if importance is not None else None,
@@ -109,6 +111,10 @@ def replan(store: Store, manifest: Manifest, given: _Given) -> ImportPlan:
         raise UsageError(
             f"the model was imported with {other}importance",
             hint="Give the same file: importance=FILE.",
+        )
+    if Provenance.parse(raw).adapter is not None and given.inventory.adapter is None:
+        raise UsageError(
+            "the model was imported with an adapter", hint="Give the same one: adapter=DIR."
         )
     return given.plan(options)
 
@@ -224,6 +230,7 @@ def repair_model(
     store: Store,
     importance: str | os.PathLike[str] | Mapping[str, Any] | None = None,
     draft: str | os.PathLike[str] | None = None,
+    adapter: str | os.PathLike[str] | None = None,
     modelfile: str | os.PathLike[str] | None = None,
     config: str | os.PathLike[str] | None = None,
     jobs: int | None = None,
@@ -234,11 +241,12 @@ def repair_model(
 
     Nothing else is written.
 
-    Every blob is hashed first. ``importance``, ``draft``, ``modelfile`` and ``config``: the files
-    that the import had with it, needed when what is damaged depends on them. A manifest that is
-    damaged comes back from the store's copy of it. The source is not read when no blob is damaged,
-    and may be None then. ``jobs``: threads (None: one per core). ``progress`` is called with the
-    hashed bytes, and then of what is read of the source. ``open_source``: as in `plan_import`.
+    Every blob is hashed first. ``importance``, ``draft``, ``adapter``, ``modelfile`` and
+    ``config``: what the import had with it, needed when what is damaged depends on them. A manifest
+    that is damaged comes back from the store's copy of it. The source is not read when no blob is
+    damaged, and may be None then. ``jobs``: threads (None: one per core). ``progress`` is called
+    with the hashed bytes, and then of what is read of the source. ``open_source``: as in
+    `plan_import`.
 
     Raises: NotFoundError for no such model; as `plan_import` for the source; UsageError when blobs
     are damaged and no source is given, or the options of the import are unknown;
@@ -267,7 +275,7 @@ def repair_model(
             plan = replan(
                 store,
                 manifest,
-                _Given.read(source, importance, draft, modelfile, config, open_source),
+                _Given.read(source, importance, draft, adapter, modelfile, config, open_source),
             )
             blobs, remaining = _made_again(plan, damaged, session, workers, progress)
             if not blobs:

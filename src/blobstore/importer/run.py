@@ -168,7 +168,8 @@ def plan_import(
     ``options``: `ImportArguments`, all optional. With a target (``target_size``, ``target_bpw``)
     weights are read too, by ``jobs`` threads (None: one per core), which call ``progress``;
     ``fetch``: how those on servers are fetched.
-    ``open_source`` opens a source, or a draft, that is given as a text: with a token, perhaps.
+    ``open_source`` opens a source, a draft or an adapter that is given as a text: with a token,
+    perhaps.
 
     Raises: UsageError (options), NotFoundError, HeaderError, DocumentError, CorruptDataError,
     UnsupportedSourceError, LimitExceededError, StorageError: see `read_model` and `make_plan`.
@@ -186,6 +187,7 @@ def plan_import(
         opened,
         without=draft.folder if draft is not None else None,
         config=open_source(parsed.config) if parsed.config is not None else None,
+        adapter=open_source(parsed.adapter) if parsed.adapter is not None else None,
     )
     if parsed.decide is not None:
         parsed = replace(

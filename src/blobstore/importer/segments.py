@@ -72,6 +72,10 @@ def _global_scale(output: OutputTensor) -> Iterator[Need]:
 
 def needed_for(source: SourceWeight, start: int, count: int) -> Iterator[Need]:
     """Yield the bytes that ``count`` values of a weight from index ``start`` on are read from."""
+    if source.change is not None:
+        start, count = source.whole_rows(start, count)
+        for _, regions in source.changed_tiles(start, count):
+            yield from (_part(source.parts[one.suffix], *one.needs) for one in regions)
     match source.form:
         case Form.PLAIN:
             # Of a transposed weight whole matrices, where columns are rows.

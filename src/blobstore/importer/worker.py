@@ -78,10 +78,14 @@ class Task:
 def tasks_of(plan: ImportPlan) -> tuple[Task, ...]:
     """Return all tasks of a plan."""
     files = [file for inventory in plan.inventories for file in inventory.files]
+    own = len(files)
+    files += [file for inventory in plan.inventories for file in inventory.adapter_files]
     numbers = {file.path: number for number, file in enumerate(files)}
     extents = []
     for blob in plan.blobs:
         places = sorted((numbers[part.file.path], part.offset) for part in blob.parts)
+        # An adapter's file would join those of all weights to one unit.
+        places = [place for place in places if place[0] < own] or places
         extents.append((places[0], places[-1]))
     units = _units(files, [(first, last) for (first, _), (last, _) in extents])
     ordered = sorted(range(len(extents)), key=lambda number: extents[number])

@@ -150,7 +150,7 @@ def _source_key(source: SourceWeight, state: Callable[[SourceFile], str]) -> str
         ]
     )
     kind = f"{source.form.value} {source.dtype.value} {source.quantization} {source.block}"
-    coding = f"{source.inverse_scale} {source.coding}"
+    coding = f"{source.inverse_scale} {source.coding}{source.change or ''}"
     return f"{source.name}\n{kind} {coding} {source.shape}\n{parts}\n"
 
 
@@ -192,7 +192,8 @@ def usual_memory(jobs: int) -> int:
 def files_of(plan: ImportPlan) -> dict[str, SourceFile]:
     """Return the files of a plan's tensors by path, in their order."""
     needed = {part.file.path for blob in plan.blobs for part in blob.parts if part.nbytes}
-    files = (file for inventory in plan.inventories for file in inventory.files)
+    # An adapter's first: what is read of it waits for the weights, which are larger.
+    files = (file for one in plan.inventories for file in (*one.adapter_files, *one.files))
     return {file.path: file for file in files if file.path in needed}
 
 

@@ -57,10 +57,6 @@ from blobstore.source.torch_files import TORCH_SUFFIXES, torch_header
 _FILES = frozenset({"adapter_model.safetensors", "adapters.safetensors"})
 _PEFT_PREFIX = "base_model.model."
 _MLX_SUFFIXES = (".lora_a", ".lora_b")
-_HINT = (
-    "Merge it into its model first, and import the result: with PEFT, model.merge_and_unload() and"
-    " save_pretrained(); with mlx-lm, mlx_lm.fuse."
-)
 
 
 def adapter_among(names: Iterable[str]) -> str | None:
@@ -81,7 +77,7 @@ def adapter_error(path: str) -> UnsupportedSourceError:
     return UnsupportedSourceError(
         f"{path} is an adapter, not a model: it needs the model that it changes",
         path=path,
-        hint=_HINT,
+        hint=f"Import its model, and merge it: blobstore import MODEL --adapter {path}",
     )
 
 

@@ -33,6 +33,7 @@ from blobstore.formats.safetensors.header import Header
 from blobstore.io.budget import Budget, Cancellation
 from blobstore.io.workers import run_in_pool
 from blobstore.names import file_name
+from blobstore.source.adapters import CONFIG as ADAPTER, MLX_FILE, PEFT_FILE, adapted_weights
 from blobstore.source.addresses import Source, folder_or_file, open_folder
 from blobstore.source.assembly import source_weights
 from blobstore.source.files import (
@@ -79,6 +80,7 @@ class Inventory:
     documents that are kept byte for byte; ``left_out``: the others. Both are sorted by name.
     ``config_folder``: where documents and kept files are, if they are in another folder.
     ``states``: the bytes of the tensors that say how a weight is stored, by their names.
+    ``adapter``: what is merged into the weights.
     """
 
     path: str
@@ -91,15 +93,26 @@ class Inventory:
     left_out: tuple[Omission, ...] = ()
     states: Mapping[str, bytes] = field(default_factory=dict)
     config_folder: Folder | None = field(default=None, repr=False, compare=False)
+    adapter: Inventory | None = None
 
     @cached_property
     def weights(self) -> tuple[SourceWeight, ...]:
-        """The weights, sorted by name. Raises: as `source_weights`."""
-        return source_weights(self.tensors, self.config, self.states)
+        """The weights, sorted by name. Raises: as `source_weights` and `adapted_weights`."""
+        weights, adapter = source_weights(self.tensors, self.config, self.states), self.adapter
+        if adapter is None:
+            return weights
+        ties = self.config is not None and self.config.others.get("tie_word_embeddings") is True
+        document, place = adapter.documents[ADAPTER], adapter.folder.place(ADAPTER)
+        return adapted_weights(weights, adapter.tensors, document, place, ties_head=ties)
+
+    @property
+    def adapter_files(self) -> tuple[SourceFile, ...]:
+        return () if self.adapter is None else self.adapter.files
 
     @property
     def folders(self) -> list[Folder]:
-        return [self.folder, *([self.config_folder] if self.config_folder is not None else [])]
+        adapter = self.adapter.folder if self.adapter is not None else None
+        return [one for one in (self.folder, self.config_folder, adapter) if one is not None]
 
     @property
     def nbytes(self) -> int:
@@ -127,13 +140,21 @@ def read_inventory(source: Source, *, without: Folder | None = None) -> Inventor
 
 
 def read_model(
-    source: Source, *, without: Folder | None = None, config: Source | None = None
+    source: Source,
+    *,
+    without: Folder | None = None,
+    config: Source | None = None,
+    adapter: Source | None = None,
 ) -> Inventory:
     """Return the inventory of a model that is to be imported: with the documents of ``config``.
+
+    ``adapter`` is merged into its weights.
 
     Raises: as `read_inventory`; MissingFileError if ``config`` has no config.json.
     """
     inventory = read_inventory(source, without=without)
+    merged = read_adapter(adapter) if adapter is not None else None
+    inventory = inventory if merged is None else replace(inventory, adapter=merged)
     return inventory if config is None else _with_documents(inventory, open_folder(config))
 
 
@@ -172,6 +193,21 @@ def _documents(
 def _names(folder: Folder) -> list[str]:
     listed = folder.names()
     return listed if listed is not None else [entry.name for entry in folder.scan()]
+
+
+def read_adapter(source: Source) -> Inventory:
+    """Return the inventory of an adapter of PEFT or mlx-lm. Raises: as `read_inventory`."""
+    folder = open_folder(source)
+    folder.budget = Budget(folder.name)
+    try:
+        raw = folder.read(ADAPTER, MAX_DOCUMENT)
+        name = folder.file or (PEFT_FILE if b'"peft_type"' in raw else MLX_FILE)
+        read = _read_shards(folder, [name])
+    except NotFoundError as error:
+        error.hint = f"An adapter is a folder with {ADAPTER} and {PEFT_FILE} or {MLX_FILE}."
+        raise
+    files = tuple(file for file, _ in read)
+    return Inventory(folder.name, folder, files, _tensors(read), {ADAPTER: raw}, None)
 
 
 def _read_single(folder: Folder, name: str) -> Inventory:

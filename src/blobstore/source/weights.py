@@ -33,6 +33,7 @@ from blobstore.io.ranges import SourceReader
 from blobstore.kernels.arrays import Array, QuantizedArray, numpy_dtype
 from blobstore.kernels.scales import BlockRun, decoded_scales
 from blobstore.source.bands import Bands
+from blobstore.source.changes import FACTORS, WIDE, LowRank
 from blobstore.source.coding import Coding, CodingError, ReadRegion, Region
 from blobstore.source.folders import SourceFile, SourceTensor
 
@@ -63,6 +64,8 @@ class SourceWeight:
     then the one that values are dequantized to. ``coding``: how ``CODED`` values are stored.
     ``block``: rows and columns of an ``FP8`` matrix that share a scale. ``inverse_scale``: the
     source stores what values are divided by, as the global scale, or as scales of FP8.
+    ``change``: what an adapter adds to the values, rounded once to ``dtype``; its tensors are among
+    ``companions``. The values of a ``PLAIN`` tensor of another dtype are rounded to it, too.
     ``transposed``: ``shape``, and the order of the values, have the last two axes of the
     checkpoint's tensor swapped; of ``PLAIN`` values these are swapped as they are read.
     """
@@ -79,6 +82,7 @@ class SourceWeight:
     transposed: bool = False
     coding: Coding | None = None
     block: tuple[int, int] | None = None
+    change: LowRank | None = None
 
     @classmethod
     def plain(cls, tensor: SourceTensor) -> SourceWeight:
@@ -104,9 +108,13 @@ class SourceWeight:
 
     @property
     def nbytes(self) -> int:
-        return self.tensor.nbytes + sum(
-            [companion.nbytes for companion in self.companions.values()]
-        )
+        """The bytes of its tensors, but for an adapter's, which many weights may share."""
+        return sum([part.nbytes for suffix, part in self.parts.items() if suffix not in FACTORS])
+
+    @property
+    def holds_codes(self) -> bool:
+        """True if a type of ours holds its codes as they are."""
+        return self.quantization is not None and self.form is not Form.PLAIN and self.change is None
 
     @property
     def stated(self) -> list[str]:
@@ -116,15 +124,33 @@ class SourceWeight:
 
     def as_transposed(self) -> SourceWeight:
         *lead, rows, cols = self.shape
-        return replace(self, shape=(*lead, cols, rows), transposed=not self.transposed)
+        change = self.change and replace(self.change, transposed=not self.change.transposed)
+        return replace(
+            self, shape=(*lead, cols, rows), transposed=not self.transposed, change=change
+        )
+
+    def changed_tiles(self, start: int, count: int) -> Iterator[tuple[Tile, list[Region]]]:
+        """Yield tiles of whole rows, and the bytes of an adapter that change them."""
+        if self.change is not None:
+            for tile in tiles_of(start, count, *self.shape[-2:]):
+                rows = range(tile.row, tile.stop_row)
+                regions = self.change.regions(self.companions, tile.matrix, rows, self.shape)
+                yield tile, list(regions)
+
+    def whole_rows(self, start: int, count: int) -> tuple[int, int]:
+        """Return where the rows that have these values begin, and how many values they have."""
+        cols = self.shape[-1]
+        first, stop = start // cols * cols, -(-(start + count) // cols) * cols
+        return first, stop - first
 
     def values_at_once(self, most: int) -> int:
         """Return how many values to read at a time, ``most`` at most.
 
         For a transposed weight these are whole rows: in the file a row's values lie far apart, so
-        reading half a row costs as much.
+        reading half a row costs as much. So it does if an adapter changes it.
         """
-        in_rows = self.transposed or self.form is Form.CODED
+        in_rows = self.transposed or self.form is Form.CODED or self.change is not None
+        most //= 1 if self.change is None else 2  # it is added to what was read, in other memory
         return most - most % self.shape[-1] if in_rows and most > self.shape[-1] else most
 
     @property
@@ -267,18 +293,47 @@ class SourceReaders:
         returned as bytes, and ``start`` and ``count`` then count bytes. For codes, they must be
         whole groups. Raises: as `readinto`; UnsupportedSourceError for a global scale of 0.
         """
+        if weight.change is not None:
+            return self._changed(weight, weight.change, start, count)
         if weight.form is Form.PLAIN:
             if weight.transposed:
                 return self._read_transposed(weight, start, count)
-            bits = weight.dtype.bits
-            kind = numpy_dtype(weight.dtype) if bits >= 8 else np.dtype(np.uint8)  # noqa: PLR2004
-            return self._read_stored(weight.tensor, start, count, kind)
+            dtype = weight.tensor.dtype
+            kind = numpy_dtype(dtype) if dtype.bits >= 8 else np.dtype(np.uint8)  # noqa: PLR2004
+            stored = self._read_stored(weight.tensor, start, count, kind)
+            return stored if dtype is weight.dtype else stored.astype(numpy_dtype(weight.dtype))
         if weight.form is Form.FP8:
             return self._decode(weight, start, count)
         if weight.coding is not None:
             with self._coded(weight, start) as read:
                 return weight.coding.values(read, start, count, weight.dtype)
         return self._dequantize(weight, start, count)
+
+    def _changed(self, weight: SourceWeight, change: LowRank, start: int, count: int) -> Array:
+        """Return values that an adapter has changed. Raises: UnsupportedSourceError."""
+        first, needed = weight.whole_rows(start, count)
+        exact = weight.form in (Form.CODES, Form.CODED)
+        base = replace(weight, change=None, dtype=DType.F32 if exact else weight.dtype)
+        values = self.values(base, first, needed).reshape(-1, weight.shape[-1])
+        out = self.scratch.array("changed", needed, numpy_dtype(weight.dtype)).reshape(values.shape)
+        for tile, regions in weight.changed_tiles(first, needed):
+            rows = slice(tile.at // tile.stop_col, (tile.at + tile.size) // tile.stop_col)
+            factors = {}
+            for region in regions:
+                raw = np.ascontiguousarray(self._read_region(weight, region))
+                kind = numpy_dtype(weight.companions[region.suffix].dtype)
+                factors[region.suffix] = raw.view(kind).astype(np.float32)
+            with np.errstate(all="ignore"):
+                change.apply(factors, values[rows], out[rows])
+        out = out.reshape(-1)[start - first :][:count]
+        if not np.isfinite(out).all():
+            raise UnsupportedSourceError(
+                f"{quoted(weight.companions[WIDE].name)} gives {quoted(weight.name)} values that"
+                f" are not finite {weight.dtype} numbers",
+                tensor=weight.name,
+                path=weight.companions[WIDE].file.path,
+            )
+        return out
 
     def quantized(self, weight: SourceWeight, start: int, count: int) -> QuantizedArray[Array]:
         """Return ``count`` values of a coded weight, whole groups of ours, as they are stored.
@@ -367,12 +422,13 @@ class SourceReaders:
         """Return values of matrices ``[rows, cols]`` that the file stores as ``[cols, rows]``."""
         out = self.scratch.array("transposed", count, numpy_dtype(weight.dtype))
         rows, cols = weight.shape[-2:]
-        line = rows * out.itemsize
+        kind = numpy_dtype(weight.tensor.dtype)
+        line = rows * kind.itemsize
         for tile in tiles_of(start, count, rows, cols):
             first = tile.matrix * cols
             lines = first + tile.col, first + tile.stop_col
-            span = tile.row * out.itemsize, tile.stop_row * out.itemsize
-            strip = self._read_region(weight, Region("", line, *lines, *span)).view(out.dtype)
+            span = tile.row * kind.itemsize, tile.stop_row * kind.itemsize
+            strip = self._read_region(weight, Region("", line, *lines, *span)).view(kind)
             out[tile.at : tile.at + tile.size].reshape(tile.shape)[:] = strip.T
         return out
 

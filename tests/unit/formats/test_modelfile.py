@@ -9,7 +9,6 @@ import pytest
 from blobstore.errors import (
     DocumentError,
     LimitExceededError,
-    UnsupportedSourceError,
     UsageError,
 )
 from blobstore.formats.documents import ModelConfig
@@ -103,10 +102,10 @@ def test_a_wrong_command_is_named_with_its_line(text: str) -> None:
         Modelfile.parse(text.encode(), "the file")
 
 
-def test_an_adapter_is_refused_with_the_reason() -> None:
-    with pytest.raises(UnsupportedSourceError, match="line 2: ADAPTER") as caught:
-        Modelfile.parse(b"FROM a\nADAPTER ./lora")
-    assert "Merge" in str(caught.value.hint)
+def test_one_adapter_may_be_named() -> None:
+    assert Modelfile.parse(b"FROM a\nADAPTER ./lora").adapter == "./lora"
+    with pytest.raises(DocumentError, match="second ADAPTER"):
+        Modelfile.parse(b"FROM a\nADAPTER b\nADAPTER c")
 
 
 def test_options_win_and_licenses_add_up() -> None:

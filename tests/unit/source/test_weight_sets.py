@@ -118,7 +118,7 @@ def test_an_adapter_is_refused_with_what_to_do(tmp_path: Path) -> None:
         with pytest.raises(UnsupportedSourceError, match="adapter") as caught:
             read_inventory(target)
         assert caught.value.path == str(tmp_path / name)
-        assert "Merge" in (caught.value.hint or "")
+        assert "--adapter" in (caught.value.hint or "")
 
 
 def test_a_model_with_an_adapter_beside_it_or_in_it_is_a_model(tmp_path: Path) -> None:

@@ -1,0 +1,238 @@
+"""Adapters of PEFT and mlx-lm: what is merged is what these merge in float32, or it is refused.
+
+``fixtures/adapters/make.py`` made them with the libraries' own functions.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from support import FIXTURES
+from support.arrays import bits
+
+from blobstore import Store, import_model, open_model, plan_import, read_plan, repair_model
+from blobstore.errors import BlobStoreError, UnsupportedSourceError, UsageError
+from blobstore.importer.planfile import write_plan
+from blobstore.source.inventory import read_adapter, read_inventory
+from blobstore.source.weights import SourceReaders
+
+ADAPTERS = FIXTURES / "adapters"
+CASES = sorted(path.parent.name for path in ADAPTERS.glob("*/merged.safetensors"))
+Q = "model.layers.0.self_attn.q_proj"
+Tensors = dict[str, torch.Tensor]
+Settings = dict[str, Any]
+
+
+def base_of(case: str) -> Path:
+    return ADAPTERS / f"base-{(ADAPTERS / case / 'base.txt').read_text().strip()}"
+
+
+def merged(case: str) -> Tensors:
+    """Return the weights that change, in the base's dtype."""
+    values = load_file(ADAPTERS / case / "merged.safetensors")
+    return {name: value.bfloat16() for name, value in values.items()}
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    return Store(tmp_path / "store")
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_values_are_those_of_the_library(case: str) -> None:
+    """To the bit, also in pieces that begin and end within rows."""
+    base = read_inventory(base_of(case))
+    adapted = replace(base, adapter=read_adapter(ADAPTERS / case))
+    expected = load_file(base_of(case) / "model.safetensors") | merged(case)
+    assert {weight.name for weight in adapted.weights} == expected.keys()
+    readers, step = SourceReaders(), 37
+    for weight in adapted.weights:
+        pieces = [
+            readers.values(weight, start, min(step, weight.elements - start)).copy()
+            for start in range(0, weight.elements, step)
+        ]
+        assert bits(np.concatenate(pieces)) == bits(expected[weight.name]), weight.name
+    readers.close()
+
+
+def test_the_import_says_what_it_merged(store: Store) -> None:
+    result = import_model(base_of("peft-saved"), "m", store=store, adapter=ADAPTERS / "peft-saved")
+    with open_model("m", store=store) as model:
+        for name, value in merged("peft-saved").items():
+            assert bits(model[name].numpy()) == bits(value)
+        record = json.loads(model.document("blobstore.json"))["adapter"]
+    assert [file["name"] for file in record["sources"]] == ["adapter_model.safetensors"]
+    tensors = result.coverage.tensors
+    assert sum(tensors.derived.values()) == 2
+    assert tensors.source == tensors.covered + sum(one.count for one in tensors.left_out)
+
+
+def quantized(folder: Path) -> tuple[Path, Path, mx.array]:
+    """Write a base that MLX quantized, with an adapter for it. Return what both make."""
+    mx.random.seed(0)
+    weight = mx.random.normal((96, 128)).astype(mx.bfloat16) * 0.05
+    codes, scales, biases = mx.quantize(weight, group_size=64, bits=4)
+    one, other = mx.random.normal((128, 3)) * 0.1, mx.random.normal((3, 96)) * 0.1
+    base, adapter = folder / "base", folder / "adapter"
+    base.mkdir()
+    adapter.mkdir()
+    parts = {f"{Q}.weight": codes, f"{Q}.scales": scales, f"{Q}.biases": biases}
+    mx.save_safetensors(str(base / "model.safetensors"), parts)
+    settings = {
+        "quantization": {"group_size": 64, "bits": 4},
+        "architectures": ["LlamaForCausalLM"],
+    }
+    (base / "config.json").write_text(json.dumps(settings))
+    mx.save_safetensors(
+        str(adapter / "adapters.safetensors"), {f"{Q}.lora_a": one, f"{Q}.lora_b": other}
+    )
+    said = {"lora_parameters": {"rank": 3, "scale": 2.0, "dropout": 0.0}, "num_layers": 1}
+    (adapter / "adapter_config.json").write_text(json.dumps(said))
+    exact, zeros = scales.astype(mx.float32), biases.astype(mx.float32)
+    values = mx.dequantize(codes, exact, zeros, group_size=64, bits=4)
+    return base, adapter, values + 2 * (other.T @ one.T)
+
+
+def test_quantized_weights_get_their_type_again(store: Store, tmp_path: Path) -> None:
+    base, adapter, expected = quantized(tmp_path)
+    import_model(base, "m", store=store, adapter=adapter)
+    with open_model("m", store=store) as model:
+        tensor = model[f"{Q}.weight"]
+        assert tensor.type_text == "int4/64"
+        again = mx.quantize(expected.astype(mx.bfloat16), group_size=64, bits=4)
+        assert bytes(tensor.raw()) == bits(np.array(again[0]))
+
+
+def test_large_weights_are_the_same_by_any_number_of_threads(store: Store, tmp_path: Path) -> None:
+    """Of several runs, with rows that end within blocks."""
+    generator = torch.Generator().manual_seed(0)
+    weight = torch.randn(1500, 992, generator=generator).bfloat16()
+    down, up = (torch.randn(shape, generator=generator) for shape in ((4, 992), (1500, 4)))
+    base, adapter = tmp_path / "base", tmp_path / "adapter"
+    base.mkdir()
+    adapter.mkdir()
+    save_file({f"{Q}.weight": weight}, base / "model.safetensors")
+    (base / "config.json").write_text('{"architectures": ["LlamaForCausalLM"]}')
+    module = f"base_model.model.{Q}"
+    tensors = {f"{module}.lora_A.weight": down, f"{module}.lora_B.weight": up}
+    save_file(tensors, adapter / "adapter_model.safetensors")
+    said = {"peft_type": "LORA", "r": 4, "lora_alpha": 3}
+    (adapter / "adapter_config.json").write_text(json.dumps(said))
+    results = [
+        import_model(
+            base, f"m{jobs}", store=Store(tmp_path / f"{jobs}"), adapter=adapter, jobs=jobs
+        )
+        for jobs in (1, 3)
+    ]
+    assert results[0].digest == results[1].digest
+    with open_model("m1", store=Store(tmp_path / "1")) as model:
+        read = torch.tensor(model[f"{Q}.weight"].dequantize())
+    exact = weight.double() + 0.75 * (up.double() @ down.double())
+    assert ((read - exact).abs() <= 2**-8 * exact.abs() + 1e-5).all()
+
+
+def rewritten(case: str, folder: Path, change: Callable[[Tensors, Settings], None]) -> Path:
+    """Write an adapter with changes."""
+    shutil.copytree(ADAPTERS / case, folder)
+    (path,) = folder.glob("adapter*s.safetensors" if "mlx" in case else "adapter_m*.safetensors")
+    tensors, settings = load_file(path), json.loads((folder / "adapter_config.json").read_text())
+    change(tensors, settings)
+    save_file({name: value.contiguous() for name, value in tensors.items()}, path)
+    (folder / "adapter_config.json").write_text(json.dumps(settings))
+    return folder
+
+
+P, HEAD, DOWN = f"base_model.model.{Q}", "base_model.model.lm_head.weight", torch.ones(4, 16)
+Change = Callable[[Tensors, Settings], Any]
+CONTRADICTIONS: list[tuple[str, str, Change]] = [
+    ("peft-linear", "lora_B", lambda t, _: t.pop(f"{P}.lora_A.weight")),
+    ("peft-linear", "rank 5", lambda _, s: s.update(r=5)),
+    ("peft-linear", "rank 2", lambda _, s: s.update(rank_pattern={"q_proj": 2})),
+    ("peft-linear", "q_projz", lambda t, _: t.update({f"{P}z.lora_A.weight": DOWN})),
+    ("peft-linear", "alpha", lambda t, _: t.update({f"{P}.alpha": torch.ones(1)})),
+    ("peft-linear", "need", lambda t, _: t.update({f"{P}.lora_A.weight": torch.ones(4, 15)})),
+    ("peft-linear", "floats", lambda t, _: t.update({f"{P}.lora_A.weight": DOWN.int()})),
+    ("peft-linear", "need", lambda _, s: s.update(use_dora=True)),
+    ("peft-dora", "unknown", lambda _, s: s.update(use_dora=False)),
+    ("peft-linear", "not finite", lambda t, _: t[f"{P}.lora_A.weight"].fill_(float("nan"))),
+    ("peft-linear", "IA3", lambda _, s: s.update(peft_type="IA3")),
+    ("peft-linear", "LOKR", lambda _, s: s.update(peft_type="LOKR")),
+    ("peft-linear", "pissa", lambda _, s: s.update(init_lora_weights="pissa")),
+    ("peft-linear", "lora_bias", lambda _, s: s.update(lora_bias=True)),
+    ("peft-linear", "target_parameters", lambda _, s: s.update(target_parameters=["experts"])),
+    ("peft-linear", "new_setting", lambda _, s: s.update(new_setting=1)),
+    ("peft-linear", "pattern", lambda _, s: s.update(alpha_pattern={"(a|a)*": 1})),
+    ("peft-linear", "r: ", lambda _, s: s.update(r="4")),
+    ("peft-conv1d", "need", lambda _, s: s.update(fan_in_fan_out=False)),
+    ("peft-saved", "unknown", lambda _, s: s.update(modules_to_save=None)),
+    ("peft-saved", "lm_head", lambda t, _: t.update({HEAD: torch.ones(21, 16)})),
+    ("mlx-linear", "rank 4", lambda _, s: s["lora_parameters"].update(rank=4)),
+    ("mlx-linear", "scale", lambda _, s: s["lora_parameters"].pop("scale")),
+    ("mlx-linear", "alpha", lambda _, s: s["lora_parameters"].update(alpha=16)),
+    ("mlx-linear", "dora_plus", lambda _, s: s.update(fine_tune_type="dora_plus")),
+    ("mlx-linear", "lora_b", lambda t, _: t.pop(f"{Q}.lora_a")),
+    ("mlx-dora", "unknown", lambda _, s: s.update(fine_tune_type="lora")),
+    ("mlx-full", "no weight", lambda t, _: t.update({"model.x.weight": torch.ones(3)})),
+    ("mlx-experts", "switch_mlp", lambda t, _: t.update(
+        {name: value[:2] for name, value in t.items() if ".switch_mlp." in name}
+    )),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("case", "named", "change"), CONTRADICTIONS)
+def test_what_does_not_fit_is_refused(
+    case: str, named: str, change: Change, store: Store, tmp_path: Path
+) -> None:
+    adapter = rewritten(case, tmp_path / "adapter", change)
+    with pytest.raises(BlobStoreError, match=named):
+        import_model(base_of(case), "m", store=store, adapter=adapter)
+    assert not list(store.manifests.names())
+
+
+def test_a_tied_head_must_not_change_with_the_embedding(tmp_path: Path, store: Store) -> None:
+    base = shutil.copytree(base_of("peft-embedding"), tmp_path / "base")
+    config = json.loads((base / "config.json").read_text()) | {"tie_word_embeddings": True}
+    (base / "config.json").write_text(json.dumps(config))
+    with pytest.raises(UnsupportedSourceError, match="same weights"):
+        import_model(base, "m", store=store, adapter=ADAPTERS / "peft-embedding")
+    import_model(base, "m", store=store, adapter=ADAPTERS / "mlx-embedding")
+
+
+def test_an_adapter_alone_is_not_a_model() -> None:
+    with pytest.raises(UnsupportedSourceError, match="is an adapter") as caught:
+        read_inventory(ADAPTERS / "peft-linear")
+    assert caught.value.hint is not None
+    assert "--adapter" in caught.value.hint
+
+
+def test_plans_and_repairs_need_the_adapter(store: Store, tmp_path: Path) -> None:
+    adapter = shutil.copytree(ADAPTERS / "mlx-linear", tmp_path / "adapter")
+    base = base_of("mlx-linear")
+    modelfile = tmp_path / "Modelfile"
+    modelfile.write_text(f"FROM {base}\nADAPTER ./adapter\n")
+    made = import_model(None, "m", store=store, modelfile=modelfile)
+    write_plan(plan_import(base, adapter=adapter), tmp_path / "plan.json")
+    planned = read_plan(tmp_path / "plan.json")
+    assert [blob.name for blob in planned.blobs] == [
+        layer.name for layer in made.manifest.tensor_layers
+    ]
+    damaged = max(made.manifest.tensor_layers, key=lambda layer: layer.size)
+    path = store.blobs.path / damaged.digest.file_name
+    path.chmod(0o600)
+    path.write_bytes(b"\0" * damaged.size)
+    with pytest.raises(UsageError, match="adapter"):
+        repair_model("m", base, store=store)
+    assert repair_model("m", base, store=store, adapter=adapter).repaired
+    (adapter / "adapter_config.json").unlink()
+    with pytest.raises(BlobStoreError, match=r"adapter_config\.json"):
+        read_plan(tmp_path / "plan.json")
