@@ -226,6 +226,11 @@ class _Source:
             raise self.refuse(f"{self.architecture}.{key.name} is missing")
         return value
 
+    def factors(self, values: Sequence[float]) -> list[float]:
+        if not all(0 < value < _LIMIT for value in values):
+            raise self.refuse("its rotations have factors that are not positive numbers")
+        return [float(str(np.float32(value))) for value in values]
+
     def items(self, key: str, kind: type[_T], count: int | None = None) -> list[_T]:
         values = self.header.metadata.get(f"tokenizer.ggml.{key}")
         if not isinstance(values, list) or not all(type(value) is kind for value in values):
@@ -269,11 +274,13 @@ def _config(source: _Source, family: _Family, read: ReadFloats) -> Json:
     tensors = source.header.tensors
     config = {name: source.get(key) for name, key in {**_COMMON, **family.keys}.items()}
     heads, embedding = config["num_attention_heads"], tensors.get("token_embd.weight")
-    if embedding is None:
-        raise source.refuse("token_embd.weight is missing")
+    if not (embedding and embedding.shape) or config["num_hidden_layers"] > len(tensors):
+        raise source.refuse("token_embd.weight or a layer is missing")
     width = config["hidden_size"] // heads
     head_dim = source.find("attention.key_length", int) or width
     rotated = source.find("rope.dimension_count", int) or head_dim
+    if not head_dim:
+        raise source.refuse(f"{heads} heads share {config['hidden_size']} values")
     if family.scaled_by_width is not None:
         is_wide = config["num_hidden_layers"] == family.scaled_by_width
         config["query_pre_attn_scalar"] = width if is_wide else head_dim
@@ -286,7 +293,8 @@ def _config(source: _Source, family: _Family, read: ReadFloats) -> Json:
         kinds = ("sliding_attention", "full_attention")
         config["layer_types"] = [kinds[n % 2] for n in range(config["num_hidden_layers"])]
     types = {tensor.type.name for tensor in tensors.values() if len(tensor.shape) > 1}
-    floats = "float32" if types == {"F32"} else "float16"
+    is_large = source.architecture.startswith("gemma") and "F16" not in types
+    floats = "float32" if types == {"F32"} else "bfloat16" if is_large else "float16"
     return {
         "architectures": [family.architecture],
         "model_type": family.model_type,
@@ -306,13 +314,10 @@ def _config(source: _Source, family: _Family, read: ReadFloats) -> Json:
 def _rope_scaling(source: _Source, read: ReadFloats, theta: float, rotated: int) -> Json | None:
     tensors, arch = source.header.tensors, source.architecture
     if "rope_freqs.weight" in tensors and arch == "llama":
-        return _llama3_scaling(source, read("rope_freqs.weight"), theta, rotated)
+        return _llama3_scaling(source, source.factors(read("rope_freqs.weight")), theta, rotated)
     names = {f"{kind}_factor": f"rope_factors_{kind}.weight" for kind in ("short", "long")}
     if arch == "phi3" and tensors.keys() >= set(names.values()):
-        factors = {
-            key: [float(str(np.float32(value))) for value in read(name)]
-            for key, name in names.items()
-        }
+        factors = {key: source.factors(read(name)) for key, name in names.items()}
         return {"type": "longrope", "rope_type": "longrope", **factors}
     kind = source.find("rope.scaling.type", str) or "linear"
     factor = source.find("rope.scaling.factor", float) or source.find("rope.scale_linear", float)
@@ -343,10 +348,10 @@ def _llama3_scaling(
     Source: conversion/llama.py `LlamaModel.generate_extra_tensors`.
     """
     factor, low, high, length = max(factors, default=1.0), 1.0, 4.0, 8192
-    lengths = [2 * math.pi * theta ** (n / rotated) for n in range(0, rotated, 2)]
+    lengths = [2 * math.pi * theta ** (2 * n / rotated) for n in range(len(factors))]
     smooth = [min(max((length / one - low) / (high - low), 0.0), 1.0) for one in lengths]
     expected = [1 / ((1 - part) / factor + part) for part in smooth]
-    if len(factors) != len(expected) or not np.allclose(factors, expected, rtol=1e-4, atol=0):
+    if 2 * len(factors) != rotated or not np.allclose(factors, expected, rtol=1e-4, atol=0):
         raise source.refuse("rope_freqs.weight has other factors than Llama 3.1's")
     if factor == 1.0:
         return None

@@ -172,8 +172,8 @@ def _with_documents(inventory: Inventory, folder: Folder) -> Inventory:
         inventory,
         documents=documents,
         config=config,
-        kept=(*kept, *indexes),
-        left_out=(*inventory.left_out, *(Omission(name, _REPLACED) for name in replaced)),
+        kept=tuple(sorted([*kept, *indexes], key=lambda file: file.name)),
+        left_out=(*inventory.left_out, *(Omission(name, _REPLACED) for name in sorted(replaced))),
         config_folder=folder,
     )
 

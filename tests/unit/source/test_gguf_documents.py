@@ -27,7 +27,10 @@ Metadata = dict[str, Any]
 
 
 def documents(
-    name: str, changes: Mapping[str, Any] | None = None, without: str = ""
+    name: str,
+    changes: Mapping[str, Any] | None = None,
+    without: str = "",
+    factors: list[float] | None = None,
 ) -> dict[str, bytes]:
     """Return the documents of a model whose metadata have ``changes``; None leaves a key out."""
     model = MODELS[name]
@@ -38,7 +41,8 @@ def documents(
         if tensor != without
     }
     told = {key: value for key, value in metadata.items() if value is not None}
-    return documents_of(GgufHeader(told, tensors, 0), f"{name}.gguf", model["floats"].__getitem__)
+    floats = model["floats"] if factors is None else dict.fromkeys(model["floats"], factors)
+    return documents_of(GgufHeader(told, tensors, 0), f"{name}.gguf", floats.__getitem__)
 
 
 def config_of(name: str) -> Any:
@@ -153,6 +157,12 @@ REFUSED: dict[str, tuple[str, Metadata]] = {
     ),
     "the end is no token": ("qwen3", {"tokenizer.ggml.eos_token_id": len(TOKENS)}),
     "no layers": ("qwen3", {"qwen3.block_count": None}),
+    "a billion layers": ("gpt-oss", {"gpt-oss.block_count": 10**9}),
+    "a billion dimensions of a head": (
+        "llama3",
+        {"llama.rope.dimension_count": 10**9, "llama.attention.key_length": 10**9},
+    ),
+    "more heads than values": ("phi3", {"phi3.attention.head_count": 33}),
     "no heads": ("qwen3", {"qwen3.attention.head_count": 0}),
     "heads that are a text": ("qwen3", {"qwen3.attention.head_count": "4"}),
     "heads of each layer": ("qwen3", {"qwen3.attention.head_count_kv": [1, 2]}),
@@ -174,6 +184,13 @@ def test_what_contradicts_itself_is_refused(case: str) -> None:
         documents(name, changes)
     assert "config=DIR" in str(caught.value.hint)
     assert caught.value.path == f"{name}.gguf"
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), 0.0, -1.0])
+@pytest.mark.parametrize("name", ["llama3", "phi3"])
+def test_factors_that_are_not_positive_are_refused(name: str, value: float) -> None:
+    with pytest.raises(UnsupportedSourceError, match="not positive"):
+        documents(name, factors=[value] * 4)
 
 
 def test_a_file_without_embeddings_is_refused() -> None:
