@@ -27,7 +27,8 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from blobstore.errors import HeaderError, LimitExceededError, quoted
-from blobstore.formats.safetensors.header import invalid
+from blobstore.formats.dtypes import DTYPE_BY_NAME, DType
+from blobstore.formats.safetensors.header import Header, TensorEntry, invalid
 from blobstore.io.budget import MAX_HEADER, Budget
 from blobstore.io.ranges import OpenReader
 
@@ -37,6 +38,7 @@ _VERSIONS = (2, 3)
 _FIRST_READ = 64 * 2**10
 _DEFAULT_ALIGNMENT = 32
 _MAX_DIMS = 4
+_LONG = 1000
 _MAX_I64 = 2**63 - 1
 _NUMBERS = {**dict(enumerate("BbHhIif")), 10: "Q", 11: "q", 12: "d"}
 """Value type → its struct code."""
@@ -119,6 +121,39 @@ class GgufHeader:
     data_start: int
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BlockHeader(Header):
+    """A GGUF header, and as a safetensors one: blocks are U8, and rows of them the last dimension.
+
+    Its metadata are those that are not arrays, as texts, and no longer than 1,000 characters.
+    """
+
+    gguf: GgufHeader
+
+    @classmethod
+    def of(cls, gguf: GgufHeader) -> BlockHeader:
+        metadata = {
+            key: str(value)
+            for key, value in gguf.metadata.items()
+            if not isinstance(value, list) and len(str(value)) <= _LONG
+        }
+        entries = {
+            name: TensorEntry(
+                dtype := DTYPE_BY_NAME.get(tensor.type.name, DType.U8),
+                tensor.shape
+                if dtype is not DType.U8
+                else (
+                    *tensor.shape[:-1],
+                    tensor.shape[-1] // tensor.type.block * tensor.type.block_nbytes,
+                ),
+                tensor.offset - gguf.data_start,
+                tensor.offset - gguf.data_start + tensor.nbytes,
+            )
+            for name, tensor in gguf.tensors.items()
+        }
+        return cls(entries, metadata, gguf.data_start, gguf=gguf)
+
+
 def gguf_header(reader: OpenReader, budget: Budget | None = None) -> GgufHeader:
     """Return the header of a GGUF file, validated (rules G1 to G8).
 
@@ -161,7 +196,7 @@ class _Head:
                 raise invalid("G3", f"two values of the key {quoted(key)}")
             metadata[key] = self._value(key)
         alignment = metadata.get("general.alignment", _DEFAULT_ALIGNMENT)
-        if type(alignment) is not int or alignment.bit_count() != 1:
+        if type(alignment) is not int or alignment < 1 or alignment.bit_count() != 1:
             raise invalid("G5", f"general.alignment is {quoted(alignment)}")
         described = [self._described() for _ in range(tensors)]
         start = self._at + -self._at % alignment

@@ -98,10 +98,8 @@ class RunMaker:
         # First: finding it reads through the memory that the values will lie in.
         if output.copies_codes:
             made = self._readers.quantized(source, step.start, step.count)
-            kept = zip(step.at, (made.weight, made.scale, made.bias), strict=True)
-            for suffix, array in kept:
-                if array is None:
-                    raise AssertionError("integer codes have biases")
+            kept = [part for part in (made.weight, made.scale, made.bias) if part is not None]
+            for suffix, array in zip(step.at, kept, strict=True):
                 place.array(step.at[suffix], array.size, array.dtype)[:] = array
             return
         factor = float(self._global_scale(output)) if output.global_scale is not None else 1.0

@@ -50,7 +50,7 @@ from blobstore.importer.roles import NUMBERED, form_of_experts, inputs_first, st
 from blobstore.importer.rules import Rule, RuleBook
 from blobstore.source.inventory import FLOAT, Inventory, kind_of
 from blobstore.source.producers import OWN
-from blobstore.source.weights import Form, SourceWeight, named_twice
+from blobstore.source.weights import SourceWeight, named_twice
 from blobstore.store.stored import stored_tensors
 
 _MAX_DIGITS = 9
@@ -210,7 +210,7 @@ def _check_readable(blob: PlannedBlob) -> None:
 
 def _check_quantizable(blobs: tuple[PlannedBlob, ...], chooser: _Chooser) -> None:
     """Raise UsageError when the groups of the asked type divide none of the wanted tensors."""
-    options, policy = chooser.options, chooser.policies[Form.PLAIN]
+    options, policy = chooser.options, chooser.policies[None]
     tensors = list(_tensors(blobs))
     if policy is None or any(tensor.quantization is not None for tensor in tensors):
         return
@@ -347,13 +347,13 @@ def plan_blobs(
 class _Chooser:
     """Chooses the quantization of output tensors.
 
-    The user's rules come first, then the policy for the source's form.
+    The user's rules come first, then the policy for what the source becomes.
 
     ``inputs_first``: the names of tensors that are transposed when they are quantized.
     """
 
     options: ImportOptions
-    policies: dict[Form, Policy | None]
+    policies: Mapping[QuantType | None, Policy | None]
     prefix: str
     rules: RuleBook
     inputs_first: frozenset[str]
@@ -373,7 +373,7 @@ class _Chooser:
         return rule is not None and rule.quant_type is None
 
     def policy(self, tensor: OutputTensor) -> Policy | None:
-        return self.policies[tensor.sources[0].form]
+        return self.policies[tensor.sources[0].becomes]
 
     def decide(self, tensor: OutputTensor) -> OutputTensor:
         laid_out, policy = tensor.as_quantized(self.inputs_first), self.policy(tensor)
@@ -398,23 +398,24 @@ class _Chooser:
         laid_out = [tensor.as_quantized(self.inputs_first) for tensor in tensors]
         ruled = {tensor.name for tensor in laid_out if self.rule_for(tensor) is not None}
         weights = [
-            one
+            (one, policy)
             for one in laid_out
             if one.name not in ruled
             and (policy := self.policy(one)) is not None
             and policy.wants(one.name, one.shape)
         ]
-        wanted = {tensor.name for tensor in weights}
-        # Without a type asked for, only FP8 is quantized.
-        quant_type = self.options.quant_type or QuantType.MXFP8
-        asked: Quantization | None = self.options.quantization(quant_type)
-        misfits = (weight for weight in weights if not self.options.fits(quant_type, weight.shape))
-        if (misfit := next(misfits, None)) is not None:
-            asked, why = None, self.options.misfit(quant_type, misfit.shape)
-            why = f"is in a group with {quoted(misfit.name)}, which {why}"
+        wanted = {tensor.name for tensor, _ in weights}
+        asked: Quantization | None = None
+        for one, policy in weights:
+            asked = policy.options.quantization(policy.asked)
+            if policy.options.fits(policy.asked, one.shape):
+                continue
+            asked, why = None, policy.options.misfit(policy.asked, one.shape)
+            why = f"is in a group with {quoted(one.name)}, which {why}"
             tensors = [
                 replace(tensor, kept=why) if tensor.name in wanted else tensor for tensor in tensors
             ]
+            break
         return [
             self.decide(tensor)
             if tensor.name in ruled
@@ -463,11 +464,15 @@ def _chooser(inventory: Inventory, options: ImportOptions, prefix: str) -> _Choo
         )
     find_policy = partial(policy_for, inventory.config, options=options, is_draft=bool(prefix))
     policy = find_policy(asked=asked) if asked is not None else None
-    policies: dict[Form, Policy | None] = dict.fromkeys(Form, policy)
-    if policy is None and any(weight.form is Form.FP8 for weight in weights):
-        # FP8 is for no runtime of ours: it becomes the nearest type. Everything else stays what it
-        # is.
-        policies[Form.FP8] = find_policy(asked=QuantType.MXFP8)
+    policies: dict[QuantType | None, Policy | None] = {None: policy}
+    for usual in {one for weight in weights if (one := weight.becomes) is not None}:
+        # No runtime of ours takes such weights: they become the nearest type.
+        policies[usual] = policy or find_policy(asked=usual)
+        if policy is None and usual is QuantType.INT8:
+            # Of GGUF, which has groups of 32, and embeddings among them.
+            own = replace(options, groups={QuantType.INT8: 32, **options.groups})
+            everything = [(lambda _, asked: (asked,), "")]
+            policies[usual] = replace(find_policy(asked=usual, options=own), rules=everything)
     turned = inputs_first(weights, inventory.config, options.profile)
     return _Chooser(options, policies, prefix, RuleBook(options.rules), turned)
 
@@ -552,7 +557,7 @@ def _plan_single(weight: SourceWeight, chooser: _Chooser) -> PlannedBlob:
 
 def _output(weight: SourceWeight, options: ImportOptions) -> OutputTensor:
     casts = weight.dtype.is_float or weight.dtype is DType.F64
-    dtype = options.dtype if casts and options.dtype is not None else weight.dtype
+    dtype = (options.dtype if casts else None) or weight.stored_dtype or weight.dtype
     return OutputTensor(weight.name, (weight,), dtype, weight.shape)
 
 

@@ -60,11 +60,12 @@ from blobstore.source.files import (
     read_index,
     weight_sets,
 )
-from blobstore.source.folders import SUFFIX, Folder, LocalFolder
+from blobstore.source.folders import GGUF, SUFFIX, Folder, LocalFolder
+from blobstore.source.gguf_files import gguf_sets, parts_of
 from blobstore.store.ports import Readable
 
 _PATH_MARKS = ("/", "./", "../", "~")
-_PATH_ENDS = (".safetensors", ".json")
+_PATH_ENDS = (SUFFIX, GGUF, ".json")
 _MOST_NAMES = 3
 Groups = Sequence[tuple[InspectedFile, ...]]
 """Files that count: no two files of a group have a tensor of one name."""
@@ -126,7 +127,9 @@ def inspect_source(source: Source, text: str) -> Inspection:
             name = text if isinstance(own, LocalFolder) else own.place(file)
             if is_index(file):
                 return _inspect(name, TargetKind.INDEX, own, _read_indexed(own, file), [])
-            return _inspect(name, TargetKind.FILE, own, ((read_files(own, [file]),), None), [])
+            return _inspect(
+                name, TargetKind.FILE, own, ((read_files(own, parts_of(file)),), None), []
+            )
 
         def of_all(own: Folder) -> Inspection:
             name = text if isinstance(own, LocalFolder) or is_web_address(text) else own.name
@@ -265,6 +268,8 @@ def _read_folder(folder: Folder, notes: list[str]) -> tuple[Groups, ShardIndex |
                 raise
         return (read_files(folder, [SINGLE_NAME]),), None
     others = [name for name in names if name.endswith(SUFFIX)]
+    if not others and (sets := gguf_sets(names)):
+        return [read_files(folder, parts) for parts in sets], None
     if (found := _read_set(folder, names)) is not None:
         groups, index = found
         chosen = {file.name for group in groups for file in group}
@@ -272,7 +277,7 @@ def _read_folder(folder: Folder, notes: list[str]) -> tuple[Groups, ShardIndex |
             notes.append(f"not part of the checkpoint, not counted: {_some(left_out)}")
         return groups, index
     if not others:
-        message = f"no .safetensors file in {folder.name}"
+        message = f"no .safetensors or .gguf file in {folder.name}"
         raise NotFoundError(message, path=folder.name, hint=_hint(folder, names))
     distinct = _distinct(folder, others)
     if len(distinct) > 1:
@@ -345,7 +350,7 @@ def _some(names: Sequence[str]) -> str:
 
 def _hint(folder: Folder, names: Sequence[str]) -> str | None:
     if other := other_weights(names):
-        return f"{other} is not safetensors."
+        return f"{other} is neither safetensors nor GGUF."
     if (inner := folder_with_weights(folder)) is not None:
         return f"The folder {inner} has some."
     return None

@@ -32,6 +32,7 @@ from blobstore.io.durable import os_errors
 from blobstore.io.objects import CLOUDS, is_bucket, open_bucket
 from blobstore.source.files import split_file
 from blobstore.source.folders import (
+    GGUF,
     HUB,
     HUB_SCHEME,
     MAIN,
@@ -52,7 +53,7 @@ _ADDRESS = re.compile(
 )
 """The scheme has one slash if the text was a `Path`."""
 _HUB_HOST = re.compile(r"^(?:hf|huggingface)\.co/")
-_FILE_ENDS = (SUFFIX, ".json")
+_FILE_ENDS = (SUFFIX, GGUF, ".json")
 _READ = ("http", "https", "hf", *CLOUDS)
 _LONGEST_REF = 1024
 _SHOWN = 5

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from typing import ClassVar, NamedTuple
 
 from blobstore.formats.dtypes import DType
-from blobstore.formats.quant import Quantization
+from blobstore.formats.quant import Quantization, QuantType
 from blobstore.kernels.arrays import Array, QuantizedArray
 
 
@@ -64,6 +64,16 @@ class Coding(ABC):
 
     stated: ClassVar[tuple[str, ...]] = ()
     by_columns: ClassVar[bool] = False
+
+    @property
+    def is_quantized(self) -> bool:
+        """False if the values are all those of a float type."""
+        return True
+
+    @property
+    def becomes(self) -> QuantType | None:
+        """The type that matrices get if none is asked for; None if they keep codes or floats."""
+        return None
 
     @property
     def quantization(self) -> Quantization | None:

@@ -45,13 +45,14 @@ from blobstore.errors import (
     UnsupportedSourceError,
     quoted,
 )
+from blobstore.formats.gguf import MAGIC, BlockHeader, gguf_header
 from blobstore.formats.provenance import Omission
 from blobstore.formats.safetensors.header import Header, header_of
 from blobstore.formats.strictjson import parse_object
 from blobstore.io.budget import MAX_TEXT
 from blobstore.io.ranges import BytesReader, Identity, OpenReader, SourceReader
 from blobstore.names import Digest, file_name, relative_path
-from blobstore.source.folders import FIRST_READ, SUFFIX, Entry, Folder, Found, LocalFolder
+from blobstore.source.folders import FIRST_READ, GGUF, SUFFIX, Entry, Folder, Found, LocalFolder
 from blobstore.source.torch_files import TORCH_SUFFIXES, torch_header
 
 _FILES = frozenset({"adapter_model.safetensors", "adapters.safetensors"})
@@ -83,7 +84,7 @@ def adapter_error(path: str) -> UnsupportedSourceError:
 
 INDEX_NAME = "model.safetensors.index.json"
 SINGLE_NAME = "model.safetensors"
-WEIGHT_SUFFIXES = (SUFFIX, *TORCH_SUFFIXES)
+WEIGHT_SUFFIXES = (SUFFIX, GGUF, *TORCH_SUFFIXES)
 MAX_INDEX = MAX_TEXT
 MAX_INDEX_VALUES = 2_000_000
 """Values of an index: a checkpoint of 1,000,000 tensors needs one for each, and some more."""
@@ -101,7 +102,7 @@ _WEIGHT_FILES = (
     re.compile(rf"{_STEM}-{_NUMBERS}{_VARIANT}{_FORMAT}", re.ASCII),  # an older diffusers
     re.compile(rf"{_STEM}(?:{_VARIANT})?(?:-.+)?{_FORMAT}", re.ASCII | re.DOTALL),
 )
-_SHARD_FILE = re.compile(rf"(?P<before>.+-){_NUMBERS}(?P<after>\..+)", re.ASCII)
+SHARD_FILE = re.compile(rf"(?P<before>.+-){_NUMBERS}(?P<after>\..+)", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,13 +156,17 @@ def headers(
 ) -> AbstractContextManager[Iterator[tuple[SourceReader, Header]]]:
     """Give a reader of each file, which is closed in its turn, and the file's header.
 
-    Files of one call are of one format. Raises: as `Folder.reading`; `header_of` or `torch_header`.
+    Files of one call are of one format. Raises: as `Folder.reading`; `header_of`, `gguf_header` or
+    `torch_header`.
     """
     are_torch = bool(names) and names[0].endswith(TORCH_SUFFIXES)
 
     def read(reader: SourceReader) -> tuple[SourceReader, Header]:
         if are_torch:
             return reader, torch_header(reader, folder.budget)
+        is_long = reader.size >= len(MAGIC)
+        if reader.name.endswith(GGUF) or (is_long and reader.read(0, len(MAGIC)) == MAGIC):
+            return reader, BlockHeader.of(gguf_header(reader, folder.budget))
         return reader, header_of(reader, folder.budget, first_nbytes=FIRST_READ)
 
     return folder.read_each(names, read)
@@ -329,7 +334,7 @@ def check_complete(folder: Folder, shards: Iterable[str]) -> None:
     claims = {
         match.group("before", "total", "after"): match
         for name in sorted(present)
-        if (match := _SHARD_FILE.fullmatch(name))
+        if (match := SHARD_FILE.fullmatch(name))
     }
     for (before, total, after), match in sorted(claims.items()):
         width = len(match["number"])
@@ -396,7 +401,7 @@ NOT_NAMED = "safetensors that are not part of the checkpoint"
 _BEYOND = f"beyond the {MAX_ENTRIES:,} files and folders that are read"
 _BY_PATTERN = (
     ("training state", _TRAINING),
-    ("weights in a format that is not read", OTHER_WEIGHTS),
+    ("weights in another format", OTHER_WEIGHTS),
     ("a cache", _CACHES),
 )
 _STORE = {"blobs", "manifests"}

@@ -51,6 +51,7 @@ from blobstore.names import Digest, relative_path
 
 _T = TypeVar("_T")
 SUFFIX = ".safetensors"
+GGUF = ".gguf"
 HUB = "https://huggingface.co"
 HUB_SCHEME = "hf://"
 FIRST_READ = 64 * 2**10
@@ -62,6 +63,11 @@ SNAPSHOTS = "snapshots"
 _AT_ONCE = 16
 _MOST_NAMES = 100_000
 """Names in a folder of a bucket."""
+
+
+def stem_of(name: str) -> str:
+    """Return a file's name without the ending of files with weights."""
+    return name.removesuffix(SUFFIX).removesuffix(GGUF)
 
 
 @dataclass(frozen=True, slots=True)
@@ -410,7 +416,7 @@ class BucketFolder(Folder):
     @property
     def stem(self) -> str:
         last = self.file or self.name.rpartition("/")[2]
-        return last.removesuffix(SUFFIX)
+        return stem_of(last)
 
     @property
     def key(self) -> str:

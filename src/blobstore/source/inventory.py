@@ -9,10 +9,11 @@ single ``.safetensors`` file is a checkpoint without documents.
 from __future__ import annotations
 
 import shlex
+import struct
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 
 from blobstore.errors import (
     BlobStoreError,
@@ -27,6 +28,8 @@ from blobstore.errors import (
 )
 from blobstore.formats.checkpoint import CONFIG_NAME, FILE_TYPE, SourceConfig
 from blobstore.formats.documents import MAX_DOCUMENT
+from blobstore.formats.dtypes import DType
+from blobstore.formats.gguf import GgufHeader
 from blobstore.formats.provenance import Omission
 from blobstore.formats.quant import QuantType
 from blobstore.formats.safetensors.header import Header
@@ -56,12 +59,16 @@ from blobstore.source.files import (
     weight_sets,
 )
 from blobstore.source.folders import (
+    GGUF,
     SUFFIX,
     Folder,
     LocalFolder,
     SourceFile,
     SourceTensor,
 )
+from blobstore.source.gguf import experts_apart, gguf_weights, joined_header
+from blobstore.source.gguf_documents import documents_of
+from blobstore.source.gguf_files import gguf_sets, parts_of
 from blobstore.source.producers import OWN, STATED
 from blobstore.source.torch_files import TORCH_SUFFIXES
 from blobstore.source.weights import CONNECTIONS, Form, SourceWeight
@@ -81,6 +88,7 @@ class Inventory:
     ``config_folder``: where documents and kept files are, if they are in another folder.
     ``states``: the bytes of the tensors that say how a weight is stored, by their names.
     ``adapter``: what is merged into the weights.
+    ``header``: of a GGUF model.
     """
 
     path: str
@@ -94,12 +102,19 @@ class Inventory:
     states: Mapping[str, bytes] = field(default_factory=dict)
     config_folder: Folder | None = field(default=None, repr=False, compare=False)
     adapter: Inventory | None = None
+    header: GgufHeader | None = None
 
     @cached_property
     def weights(self) -> tuple[SourceWeight, ...]:
-        """The weights, sorted by name. Raises: as `source_weights` and `adapted_weights`."""
-        weights, adapter = source_weights(self.tensors, self.config, self.states), self.adapter
-        if adapter is None:
+        """The weights, sorted by name.
+
+        Raises: as `source_weights`, `gguf_weights` and `adapted_weights`.
+        """
+        if self.header is not None:
+            weights = gguf_weights(self.tensors, self.header)
+        else:
+            weights = source_weights(self.tensors, self.config, self.states)
+        if (adapter := self.adapter) is None:
             return weights
         ties = self.config is not None and self.config.others.get("tie_word_embeddings") is True
         document, place = adapter.documents[ADAPTER], adapter.folder.place(ADAPTER)
@@ -149,13 +164,40 @@ def read_model(
     """Return the inventory of a model that is to be imported: with the documents of ``config``.
 
     ``adapter`` is merged into its weights.
+    Without it a GGUF model has its folder's, or else those that its metadata make.
 
-    Raises: as `read_inventory`; MissingFileError if ``config`` has no config.json.
+    Raises: as `read_inventory` and `documents_of`; MissingFileError if ``config`` has no
+    config.json.
     """
     inventory = read_inventory(source, without=without)
-    merged = read_adapter(adapter) if adapter is not None else None
-    inventory = inventory if merged is None else replace(inventory, adapter=merged)
-    return inventory if config is None else _with_documents(inventory, open_folder(config))
+    if adapter is not None:
+        inventory = replace(inventory, adapter=read_adapter(adapter))
+    if config is not None:
+        return _with_documents(inventory, open_folder(config))
+    if inventory.header is None or CONFIG_NAME in inventory.documents:
+        return inventory
+    made = documents_of(inventory.header, inventory.path, partial(_floats, inventory))
+    parsed = SourceConfig.parse(made[CONFIG_NAME], f"the config.json made of {inventory.path}")
+    documents = dict(sorted({**made, **inventory.documents}.items()))
+    return replace(inventory, documents=documents, config=parsed)
+
+
+_MAX_FLOATS = 2**20
+
+
+def _floats(inventory: Inventory, name: str) -> list[float]:
+    """Return the values of a small F32 tensor of a GGUF model."""
+    tensor = inventory.tensors[name]
+    if tensor.dtype is not DType.F32 or tensor.nbytes > _MAX_FLOATS:
+        raise UnsupportedSourceError(
+            f"{quoted(name)} is {tensor.dtype} {list(tensor.shape)}, and F32 and small is needed",
+            tensor=name,
+            path=tensor.file.path,
+        )
+    data = bytearray(tensor.nbytes)
+    with tensor.file.open() as reader:
+        reader.readinto(tensor.offset, memoryview(data))
+    return list(struct.unpack(f"<{len(data) // 4}f", data))
 
 
 def _with_documents(inventory: Inventory, folder: Folder) -> Inventory:
@@ -212,16 +254,18 @@ def read_adapter(source: Source) -> Inventory:
 
 def _read_single(folder: Folder, name: str) -> Inventory:
     try:
-        ((file, header),) = _read_shards(folder, [name])
+        read = _read_shards(folder, parts_of(name))
     except HeaderError as error:
-        if not name.endswith(SUFFIX):
-            error.hint = f"A checkpoint is a {SUFFIX} file, or a folder with such files in it."
+        if not name.endswith((SUFFIX, GGUF)):
+            error.hint = f"A checkpoint is a {SUFFIX} or {GGUF} file, or a folder with such files."
         raise
-    if adapter_among([name]) or are_adapters(header.tensors):
+    if adapter_among([name]) or are_adapters(read[0][1].tensors):
         raise adapter_error(folder.place(name))
-    tensors = _tensors([(file, header)])
+    files, header = tuple(file for file, _ in read), joined_header(read)
+    tensors = experts_apart(_tensors(read), header)
     states = _read_states(folder, tensors)
-    return Inventory(folder.place(name), folder, (file,), tensors, {}, None, states=states)
+    path = folder.place(name)
+    return Inventory(path, folder, files, tensors, {}, None, states=states, header=header)
 
 
 def _read_folder(
@@ -243,15 +287,22 @@ def _read_folder(
     if chosen[0].endswith(TORCH_SUFFIXES):  # an export has no files of the names in its index
         read_names |= {name for name in names if is_index(name)}
     kept, left_out = other_files(folder, read_names, without)
-    files, tensors = tuple(file for file, _ in read), _tensors(read)
+    files, header = tuple(file for file, _ in read), joined_header(read)
+    tensors = experts_apart(_tensors(read), header)
     if config is not None:
         tensors = _without_tied(tensors, config)
     states = _read_states(folder, tensors)
-    return Inventory(folder.name, folder, files, tensors, documents, config, kept, left_out, states)
+    own = Inventory(folder.name, folder, files, tensors, documents, config, kept, left_out)
+    return replace(own, states=states, header=header)
 
 
 def _choose(folder: Folder, names: list[str]) -> WeightSet:
-    sets = weight_sets(names)
+    sets = weight_sets(names) or [
+        WeightSet(parts[0], single=parts[0])
+        if len(parts) == 1
+        else WeightSet(parts[0], shards=parts)
+        for parts in ([] if any(name.endswith(SUFFIX) for name in names) else gguf_sets(names))
+    ]
     if not sets:
         if adapter := adapter_among(names):
             raise adapter_error(folder.place(adapter))
@@ -288,7 +339,7 @@ def _weights_hint(folder: Folder, names: list[str]) -> str | None:
         if files := [name for name in names if name.endswith(suffix)]:
             return f"Import the file itself: {folder.place(files[0])}"
     if other := other_weights(names):
-        return f"{other} is not safetensors: convert it first."
+        return f"{other} is neither safetensors nor GGUF: convert it first."
     if (inner := folder_with_weights(folder)) is not None:
         return f"A folder in it has some: {shlex.join(('blobstore', 'import', str(inner)))}"
     if not names and not isinstance(folder, LocalFolder):
@@ -406,7 +457,7 @@ def _read_states(folder: Folder, tensors: Mapping[str, SourceTensor]) -> dict[st
 
 def kind_of(weights: Iterable[SourceWeight]) -> str:
     """Return Ollama's name for a kind of checkpoint (x/create/classify.go, ollama@fb307609)."""
-    forms = {weight.form for weight in weights}
+    forms = {weight.form for weight in weights if weight.is_quantized}
     if not forms.isdisjoint({Form.CODES, Form.CODED}):
         return "prequantized"
     return "block-fp8" if Form.FP8 in forms else FLOAT

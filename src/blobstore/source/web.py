@@ -49,6 +49,7 @@ from blobstore.source.folders import (
     Folder,
     Found,
     WebIdentity,
+    stem_of,
 )
 
 _T = TypeVar("_T")
@@ -109,7 +110,7 @@ class WebFolder(Folder):
     @property
     def stem(self) -> str:
         last = self.file or unquote(urlsplit(self.base_url).path.rstrip("/").rpartition("/")[2])
-        return last.removesuffix(".safetensors") or str(urlsplit(self.base_url).hostname)
+        return stem_of(last) or str(urlsplit(self.base_url).hostname)
 
     @property
     def key(self) -> str:
@@ -417,7 +418,7 @@ class HubFolder(WebFolder):
     @property
     def stem(self) -> str:
         last = self._target.path or self._target.repository
-        return (self.file or last.rpartition("/")[2]).removesuffix(".safetensors")
+        return stem_of(self.file or last.rpartition("/")[2])
 
     @property
     def address(self) -> str:

@@ -68,6 +68,7 @@ class SourceWeight:
     ``companions``. The values of a ``PLAIN`` tensor of another dtype are rounded to it, too.
     ``transposed``: ``shape``, and the order of the values, have the last two axes of the
     checkpoint's tensor swapped; of ``PLAIN`` values these are swapped as they are read.
+    ``stored_dtype``: what values are rounded to if no dtype is asked for; None is ``dtype``.
     """
 
     name: str
@@ -83,6 +84,7 @@ class SourceWeight:
     coding: Coding | None = None
     block: tuple[int, int] | None = None
     change: LowRank | None = None
+    stored_dtype: DType | None = None
 
     @classmethod
     def plain(cls, tensor: SourceTensor) -> SourceWeight:
@@ -95,6 +97,17 @@ class SourceWeight:
     @property
     def file(self) -> SourceFile:
         return self.tensor.file
+
+    @property
+    def is_quantized(self) -> bool:
+        return self.form is not Form.PLAIN and (self.coding is None or self.coding.is_quantized)
+
+    @property
+    def becomes(self) -> QuantType | None:
+        """The type that a matrix gets if none is asked for; None if it stays what it is."""
+        if self.form is Form.FP8:
+            return QuantType.MXFP8
+        return None if self.coding is None else self.coding.becomes
 
     @property
     def global_scale_shape(self) -> tuple[int, ...] | None:

@@ -184,7 +184,7 @@ def test_folders_and_files_that_are_no_checkpoints(
     cli: Cli, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for files, hint in {
-        ("model-q4.gguf",): "model-q4.gguf is not safetensors: convert it first.",
+        ("model.onnx",): "model.onnx is neither safetensors nor GGUF: convert it first.",
         ("a.gguf", "w.safetensors"): f"Import the file itself: {tmp_path}/w.safetensors",
     }.items():
         for name in (*files, "config.json"):

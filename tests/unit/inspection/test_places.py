@@ -75,10 +75,10 @@ def test_files_of_any_name_each_for_itself(tmp_path: Path) -> None:
 
 
 def test_a_folder_without_weights_says_what_there_is(tmp_path: Path) -> None:
-    (tmp_path / "model.gguf").touch()
+    (tmp_path / "model.onnx").touch()
     with pytest.raises(NotFoundError, match=r"no \.safetensors file") as caught:
         inspect(tmp_path)
-    assert (caught.value.hint or "").endswith("model.gguf is not safetensors.")
+    assert (caught.value.hint or "").endswith("model.onnx is neither safetensors nor GGUF.")
     write_checkpoint(tmp_path / "other" / "unet")
     with pytest.raises(NotFoundError) as caught:
         inspect(tmp_path / "other")

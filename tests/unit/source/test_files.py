@@ -18,7 +18,7 @@ from blobstore.store.local.store import Store
 
 OWN = {"model.safetensors", "config.json"}
 TRAINING = "training state"
-FORMAT = "weights in a format that is not read"
+FORMAT = "weights in another format"
 
 
 def kept(folder: Path) -> list[str]:

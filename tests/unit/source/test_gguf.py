@@ -1,0 +1,266 @@
+"""GGUF models: names and values are the checkpoint's, codes are kept, contradictions are refused.
+
+``fixtures/gguf-models/make.py`` made them, with llama.cpp's converter.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.torch import load_file
+from support import FIXTURES
+from support.arrays import bits, plain
+from support.gguf_files import Described, GgufFile, model
+
+from blobstore import Store, import_model, open_model
+from blobstore.errors import NotFoundError, UnsupportedSourceError
+from blobstore.formats.dtypes import DType
+from blobstore.formats.gguf import GGUF_TYPES
+from blobstore.inspection.inspect import inspect
+from blobstore.source.gguf_blocks import FLOATS, UNREAD
+from blobstore.source.inventory import read_inventory
+from blobstore.source.weights import SourceReaders
+
+GGUF = FIXTURES / "gguf-models"
+MODELS = sorted(path.stem for path in GGUF.glob("*.safetensors"))
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    return Store(tmp_path / "store")
+
+
+@pytest.fixture
+def documents(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a folder for ``config``: the files have no tokenizer."""
+    folder = tmp_path_factory.mktemp("documents")
+    (folder / "config.json").write_text("{}")
+    return folder
+
+
+def checkpoint(name: str) -> dict[str, np.ndarray]:
+    tensors = load_file(GGUF / f"{name}.safetensors")
+    if name == "gpt-oss":  # whose experts, unless they are MXFP4, have their inputs first
+        tensors = {
+            f"{key}.weight" if tensor.ndim == 3 else key: tensor.mT if tensor.ndim == 3 else tensor
+            for key, tensor in tensors.items()
+        }
+    return {key: tensor.float().numpy() for key, tensor in tensors.items()}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_converted_model_is_the_checkpoint(name: str, store: Store, documents: Path) -> None:
+    """To the bit: every name, shape and value."""
+    import_model(GGUF / f"{name}.gguf", "m", store=store, config=documents)
+    wanted = checkpoint(name)
+    with open_model("m", store=store) as read:
+        assert sorted(read) == sorted(wanted)
+        for key, values in wanted.items():
+            stored = plain(read[key])
+            assert (stored.dtype.name, stored.shape) == ("bfloat16", values.shape), key
+            assert bits(stored.astype(np.float32)) == bits(values), key
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_values_are_the_same_in_pieces(name: str) -> None:
+    wanted, readers = checkpoint(name), SourceReaders()
+    for weight in read_inventory(GGUF / f"{name}.gguf").weights:
+        step = 3 * weight.shape[-1]
+        pieces = [
+            readers.values(weight, start, min(step, weight.elements - start)).astype(np.float32)
+            for start in range(0, weight.elements, step)
+        ]
+        values = np.concatenate(pieces).reshape(weight.shape)
+        assert np.abs(values - wanted[weight.name]).max() <= 2.0**-22, weight.name  # Gemma's + 1
+    readers.close()
+
+
+HELD = {"Q4_0": "int4/32", "Q4_1": "int4/32", "Q4_K": "int4/32", "Q8_0": "int8/32"} | {
+    "MXFP4": "mxfp4/32"
+}
+"""Types whose codes are kept, and the types that hold them; others become int8."""
+
+
+@pytest.mark.parametrize("path", sorted(GGUF.glob("*-quantized.gguf")), ids=lambda path: path.stem)
+def test_values_are_those_of_the_library(path: Path, store: Store, documents: Path) -> None:
+    """Kept codes to the bit; of Q4_K within a rounding of scales and biases."""
+    gguf = pytest.importorskip("gguf")
+    import_model(path, "m", store=store, config=documents)
+    with open_model("m", store=store) as read:
+        for weight in read_inventory(path).weights:
+            name, _, number = weight.tensor.name.partition("[")
+            tensor = next(one for one in gguf.GGUFReader(path).tensors if one.name == name)
+            kind = tensor.tensor_type.name
+            if kind in ("F32", "BF16", "F16"):
+                continue
+            values = gguf.quants.dequantize(tensor.data, tensor.tensor_type)
+            values = values[int(number[:-1])] if number else values
+            if ".attn_q." in name or ".attn_k." in name:
+                values = unpermuted(values, path, 4 if ".attn_q." in name else 2)
+            assert read[weight.name].type_text == HELD.get(kind, "int8/32")
+            unit = 0 if kind in HELD and kind != "Q4_K" else 2.0**-7
+            stored = read[weight.name].dequantize()
+            assert np.abs(stored - values).max() <= unit * np.abs(values).max(), weight.name
+
+
+def unpermuted(values: np.ndarray, path: Path, heads: int) -> np.ndarray:
+    """Undo llama.cpp's `LlamaModel.permute`, as transformers' ``_reverse_permute_weights``."""
+    if not path.name.startswith("llama"):
+        return values
+    half = len(values) // heads // 2
+    return values.reshape(heads, half, 2, -1).swapaxes(1, 2).reshape(values.shape)
+
+
+@pytest.mark.parametrize(
+    "kind", [kind.name for kind in GGUF_TYPES if kind.name not in UNREAD | FLOATS.keys()]
+)
+def test_every_type_is_dequantized_as_by_the_library(kind: str, tmp_path: Path) -> None:
+    """Blocks of any bytes, whose values are finite; pieces begin within rows."""
+    gguf = pytest.importorskip("gguf")
+    number = gguf.GGMLQuantizationType[kind]
+    rows, cols = 7, 512
+    block, nbytes = gguf.GGML_QUANT_SIZES[number]
+    raw = np.random.default_rng(number).integers(0, 256, (rows, cols // block * nbytes), np.uint8)
+    raw &= 0xBB  # so that no scale is infinite, or NaN
+    (path := tmp_path / "m.gguf").write_bytes(model(kind, raw.tobytes(), (rows, cols)).raw)
+    values = gguf.quants.dequantize(raw, number)
+    (weight,) = (one for one in read_inventory(path).weights if one.name == "lm_head.weight")
+    weight, readers = replace(weight, dtype=DType.F32), SourceReaders()
+    pieces = [readers.values(weight, start, 256) for start in range(0, rows * cols, 256)]
+    readers.close()
+    assert np.array_equal(np.concatenate(pieces), values.reshape(-1))
+
+
+def test_one_file_of_several_has_to_be_named(tmp_path: Path, store: Store, documents: Path) -> None:
+    for name in ("a-Q4_0.gguf", "b.gguf", "README.md"):
+        (tmp_path / name).write_bytes((GGUF / "qwen2.gguf").read_bytes())
+    with pytest.raises(UnsupportedSourceError, match="several sets of weights") as caught:
+        import_model(tmp_path, "m", store=store, config=documents)
+    assert "a-Q4_0.gguf or " in str(caught.value.hint)
+    (tmp_path / "b.gguf").unlink()
+    import_model(tmp_path, "m", store=store, config=documents)
+    assert inspect(tmp_path).parameters == inspect(GGUF / "qwen2.gguf").parameters
+
+
+def parts(folder: Path, count: int = 2, **said: int) -> Path:
+    """Write a model without layers in two parts, and return the path of the second."""
+    whole = model("F32", bytes(512), (2, 64))
+    for number in range(2):
+        split = {"split.no": number, "split.count": count, "split.tensors.count": 2} | said
+        part = replace(whole, tensors=[whole.tensors[number]])
+        part.metadata = [*whole.metadata, *split.items()]
+        path = folder / f"m-0000{number + 1}-of-00002.gguf"
+        path.write_bytes(part.raw)
+    return path
+
+
+def test_parts_are_read_together(tmp_path: Path, store: Store, documents: Path) -> None:
+    for source in (parts(tmp_path), tmp_path):
+        import_model(source, "m", store=store, config=documents)
+        with open_model("m", store=store) as read:
+            assert sorted(read) == ["lm_head.weight", "model.embed_tokens.weight"]
+    for said in ({"count": 3}, {"split.no": 1}, {"split.tensors.count": 3}):
+        with pytest.raises(UnsupportedSourceError, match="part"):
+            import_model(parts(tmp_path, **said), "other", store=store, config=documents)
+    (tmp_path / "m-00001-of-00002.gguf").unlink()
+    with pytest.raises(NotFoundError, match="m-00001-of-00002"):
+        import_model(tmp_path, "other", store=store, config=documents)
+
+
+Change = Callable[[GgufFile], object]
+
+
+def said(key: str, value: object) -> Change:
+    """Return the change that the metadata say something else."""
+    return lambda file: file.metadata.__setitem__(
+        slice(None),
+        [(name, value if str(name).endswith(key) else one) for name, one in file.metadata],
+    )
+
+
+def with_tensor(name: str, shape: tuple[int, ...], kind: str = "F32") -> Change:
+    nbytes = 4 * int(np.prod(shape))
+    return lambda file: file.tensors.append(Described(name, kind, shape, bytes(nbytes)))
+
+
+CONTRADICTIONS: dict[str, tuple[Change, str]] = {
+    "an unknown architecture": (said("architecture", "mamba"), "'mamba' is not an architecture"),
+    "no architecture": (lambda file: file.metadata.pop(0), "'None' is not an architecture"),
+    "an unknown tensor": (with_tensor("ssm_a.weight", (2,)), "no weight of qwen2"),
+    "a head of another architecture": (with_tensor("output.bias.weight", (2,)), "no weight of"),
+    "a layer's name without a layer": (with_tensor("attn_q.weight", (2, 2)), "no weight of qwen2"),
+    "a number of another form": (with_tensor("blk.00.attn_q.weight", (2, 2)), "no weight of qwen2"),
+    "a missing layer": (said("block_count", 1), "there are 0 layers"),
+    "too many layers": (with_tensor("blk.0.attn_q.weight", (2, 64)), "there are 1 layers"),
+    "no embedding": (lambda file: file.tensors.pop(0), "no token_embd.weight has rows of 64"),
+    "another width": (said("embedding_length", 32), "has rows of 32 values"),
+    "a width that is text": (said("embedding_length", "64"), "has rows of 0 values"),
+    "a vector for a matrix": (
+        lambda file: setattr(file.tensors[1], "shape", (128,)),
+        r"\[128\] does not have 2 dimensions",
+    ),
+    "a stack for a matrix": (
+        lambda file: setattr(file.tensors[1], "shape", (2, 1, 64)),
+        r"\[2, 1, 64\] does not have 2 dimensions",
+    ),
+    "an empty matrix": (with_tensor("output_norm.weight", (0,)), "does not have 1 dim"),
+    "integers": (lambda file: setattr(file.tensors[1], "kind", "I32"), "type I32 are not read"),
+    "a type without values": (
+        lambda file: file.tensors.append(Described("output_norm.weight", "Q8_1", (32,), bytes(40))),
+        "type Q8_1 are not read",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", CONTRADICTIONS)
+def test_contradictions_are_refused(
+    case: str, tmp_path: Path, store: Store, documents: Path
+) -> None:
+    change, reason = CONTRADICTIONS[case]
+    file = model("F32", bytes(512), (2, 64))
+    change(file)
+    (path := tmp_path / "m.gguf").write_bytes(file.raw)
+    with pytest.raises(UnsupportedSourceError, match=reason) as caught:
+        import_model(path, "m", store=store, config=documents)
+    assert caught.value.tensor is not None
+    assert list(store.models()) == []
+
+
+def test_tensors_of_another_architecture_are_refused(
+    tmp_path: Path, store: Store, documents: Path
+) -> None:
+    raw = (GGUF / "qwen3.gguf").read_bytes().replace(b"qwen3", b"llama")
+    (path := tmp_path / "m.gguf").write_bytes(raw)
+    with pytest.raises(UnsupportedSourceError, match="no weight of llama is known by") as caught:
+        import_model(path, "m", store=store, config=documents)
+    assert str(caught.value.tensor).endswith("norm.weight")
+
+
+def test_heads_and_experts_are_those_of_the_metadata(
+    tmp_path: Path, store: Store, documents: Path
+) -> None:
+    for name, key, reason in (
+        ("llama", "llama.attention.head_count_kv", "are not those of 3 heads"),
+        ("qwen3moe", "qwen3moe.expert_count", "it has 3 experts, and the metadata say"),
+    ):
+        raw = (GGUF / f"{name}.gguf").read_bytes()
+        at = raw.index(key.encode()) + len(key) + 4
+        wrong = raw[:at] + bytes([7 if name == "qwen3moe" else 3]) + raw[at + 1 :]
+        (path := tmp_path / f"{name}.gguf").write_bytes(wrong)
+        with pytest.raises(UnsupportedSourceError, match=re.escape(reason)):
+            import_model(path, "m", store=store, config=documents)
+
+
+def test_a_type_without_its_library_is_refused(
+    tmp_path: Path, store: Store, documents: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (path := tmp_path / "m.gguf").write_bytes(model("Q6_K", bytes(420), (2, 256)).raw)
+    monkeypatch.setattr("blobstore.source.gguf.find_spec", lambda _: None)
+    with pytest.raises(UnsupportedSourceError, match="Q6_K is dequantized by the gguf") as caught:
+        import_model(path, "m", store=store, config=documents)
+    assert "blobstore[gguf]" in str(caught.value.hint)
