@@ -457,7 +457,7 @@ def _read_states(folder: Folder, tensors: Mapping[str, SourceTensor]) -> dict[st
 
 def kind_of(weights: Iterable[SourceWeight]) -> str:
     """Return Ollama's name for a kind of checkpoint (x/create/classify.go, ollama@fb307609)."""
-    forms = {weight.form for weight in weights if weight.is_quantized}
+    forms = {one.form for one in weights if one.coding is None or one.coding.is_quantized}
     if not forms.isdisjoint({Form.CODES, Form.CODED}):
         return "prequantized"
     return "block-fp8" if Form.FP8 in forms else FLOAT

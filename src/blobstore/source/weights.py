@@ -99,15 +99,10 @@ class SourceWeight:
         return self.tensor.file
 
     @property
-    def is_quantized(self) -> bool:
-        return self.form is not Form.PLAIN and (self.coding is None or self.coding.is_quantized)
-
-    @property
     def becomes(self) -> QuantType | None:
         """The type that a matrix gets if none is asked for; None if it stays what it is."""
-        if self.form is Form.FP8:
-            return QuantType.MXFP8
-        return None if self.coding is None else self.coding.becomes
+        of_codes = None if self.coding is None else self.coding.becomes
+        return QuantType.MXFP8 if self.form is Form.FP8 else of_codes
 
     @property
     def global_scale_shape(self) -> tuple[int, ...] | None:
