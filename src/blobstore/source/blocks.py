@@ -17,7 +17,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Annotated, ClassVar, Literal, Self, TypeAlias
+from typing import Annotated, ClassVar, Literal, TypeAlias
 
 import numpy as np
 
@@ -39,7 +39,7 @@ _TABLES = {
     "nf4": np.array(_NF4, np.float32),
     "fp4": np.array((*_FP4, *(-value for value in _FP4)), np.float32),
 }
-_OF_BYTES = {
+_OF_BYTES: dict[str, Array] = {
     # The values of each byte, that of its high bits first: as one item, which is gathered faster.
     **{
         kind: np.stack((np.repeat(table, 16), np.tile(table, 16)), axis=-1).view(np.uint64)[:, 0]
@@ -114,15 +114,6 @@ class QuantState(Document):
     dtype: Literal["bfloat16", "float16", "float32"]
     shape: list[Annotated[int, Between(1)]]
 
-    @classmethod
-    def parse(cls, raw: bytes) -> Self:
-        """Return the state in ``raw``. Raises: ValueError if it is not one, or has other keys."""
-        value = strictjson.parse(raw, values=64)
-        state = cls.from_json(value)
-        if unknown := sorted(value.keys() - {key for _, key, *_ in cls.json_keys()}):
-            raise InvalidError("Unknown key", unknown[0])
-        return state
-
 
 @dataclass(frozen=True, kw_only=True)
 class NestedState(QuantState):
@@ -151,7 +142,10 @@ def four_bits_of(parts: Parts, raw: bytes) -> Stored:
 
     Raises: ValueError with a reason if it is not valid, or if ``parts``, its tensors, do not fit.
     """
-    state = (NestedState if ".nested_absmax" in parts else QuantState).parse(raw)
+    kind = NestedState if ".nested_absmax" in parts else QuantState
+    state = kind.from_json(said := strictjson.parse(raw, values=64))
+    if unknown := sorted(said.keys() - {key for _, key, *_ in kind.json_keys()}):
+        raise InvalidError("Unknown key", unknown[0])
     size, offset = 0, 0.0
     if isinstance(state, NestedState):
         size, offset = state.nested_blocksize, state.nested_offset
@@ -167,8 +161,8 @@ def four_bits_of(parts: Parts, raw: bytes) -> Stored:
         wanted[".nested_absmax"] = (DType.F32, (-(-blocks // size),))
         wanted[".nested_quant_map"] = (DType.F32, (256,))
     _check(parts, wanted)
-    kind, scale = state.quant_type, parts[".scale"].dtype
-    coding = BlockCodes(kind, state.blocksize, scale, size, offset)
+    scale = parts[".scale"].dtype
+    coding = BlockCodes(state.quant_type, state.blocksize, scale, size, offset)
     return coding, DType.parse_float(state.dtype), tuple(state.shape)
 
 
@@ -176,6 +170,6 @@ def _check(parts: Parts, wanted: Mapping[str, tuple[DType, tuple[int, ...]]]) ->
     for suffix, (dtype, shape) in wanted.items():
         part = parts.get(suffix)
         if part is None or (part.dtype, part.shape) != (dtype, shape):
-            found = f"is {part.dtype} {list(part.shape)}" if part is not None else "is missing"
-            reason = f"its {suffix[1:] or 'tensor'} {found}, and {dtype} {list(shape)} is needed"
-            raise ValueError(reason)
+            found = f"{part.dtype} {list(part.shape)}" if part is not None else "missing"
+            what = suffix[1:] or "tensor"
+            raise ValueError(f"its {what} is {found}, and not {dtype} {list(shape)}")
