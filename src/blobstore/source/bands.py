@@ -19,7 +19,7 @@ from blobstore.kernels.arrays import Array
 from blobstore.source.coding import Region
 from blobstore.source.folders import SourceTensor
 
-_SIZES = MappingProxyType({2**18: 6, 2**22: 2})
+_SIZES = MappingProxyType({2**18: 6, 6 * 2**20: 2})
 _ROOM = 8
 """A band holds the bytes of so many runs of rows, unless no band is that large."""
 _STRIP, _GAP = 2**18, 2**14

@@ -22,9 +22,10 @@ Sources:
 
 from __future__ import annotations
 
+import math
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import numpy as np
@@ -38,6 +39,8 @@ from blobstore.source.coding import Coding, CodingError, ReadRegion, Region
 
 _WORD, _WORD_BYTES = 32, 4
 _NIBBLE, _BYTE = 4, 8
+_BLOCK = 2**14
+"""Words of rows that are unpacked at a time."""
 _SIGNIFICANT_BITS = {DType.BF16: 8, DType.F16: 11, DType.F32: 24}
 
 
@@ -56,22 +59,23 @@ class Words:
         """Return how many codes fit into so many words."""
         return words * _WORD // self.bits if self.dense else words * (_WORD // self.bits)
 
-    def unpack(self, words: Array, first: int, stop: int) -> Array:
-        """Return codes of each row of U32 ``[rows, words]`` as U8 ``[rows, stop - first]``."""
-        if self.bits in (_NIBBLE, _BYTE):
-            raw = np.ascontiguousarray(words).view(np.uint8)
-            if self.bits == _NIBBLE:
-                raw = np.stack((raw & 0xF, raw >> _NIBBLE), axis=-1).reshape(len(raw), -1)
-            return raw[:, first:stop]
-        codes = np.arange(first, stop)
-        per_word = _WORD // self.bits
-        places = codes * self.bits
-        if not self.dense:
-            places = codes // per_word * _WORD + codes % per_word * self.bits
-        word, shift = places // _WORD, (places % _WORD).astype(np.uint64)
-        wide = np.pad(words, ((0, 0), (0, 1))).astype(np.uint64)
-        pairs = (wide[:, word] | wide[:, word + 1] << np.uint64(_WORD)) >> shift
-        return (pairs & np.uint64(2**self.bits - 1)).astype(np.uint8)
+    def unpack(self, words: Array, count: int) -> Array:
+        """Return codes of each row of U32 ``[rows, words]`` as U8 ``[rows, count]``."""
+        if self.bits == _BYTE:
+            return np.ascontiguousarray(words).view(np.uint8)[:, :count]
+        # After so many codes and words, codes begin at the lowest bit of a word again.
+        is_cut = self.dense and _WORD % self.bits != 0
+        codes, width = (_WORD, self.bits) if is_cut else (_WORD // self.bits, 1)
+        padded = np.pad(words, ((0, 0), (0, -words.shape[1] % width)))
+        wide = padded.reshape(len(words), -1, width)
+        unpacked = np.empty((*wide.shape[:2], codes), np.uint8)
+        for number in range(codes):
+            word, shift = divmod(number * self.bits, _WORD)
+            code = wide[..., word] >> np.uint32(shift)
+            if shift + self.bits > _WORD:
+                code |= wide[..., word + 1] << np.uint32(_WORD - shift)
+            unpacked[..., number] = code & np.uint32(2**self.bits - 1)
+        return unpacked.reshape(len(words), -1)[:, :count]
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,10 +93,18 @@ class Rows:
     group: int | Array
     by_zero: bool = True
 
+    def blocks(self) -> Iterator[tuple[slice, Rows]]:
+        """Yield a few rows at a time, and their numbers: temporary arrays stay in the cache."""
+        step = max(1, _BLOCK // self.words.shape[1])
+        for first in range(0, len(self.words), step):
+            place = slice(first, first + step)
+            scales, biases = self.scales[place], self.biases[place]
+            yield place, replace(self, words=self.words[place], scales=scales, biases=biases)
+
     def of_columns(self, columns: Array) -> tuple[Array, Array]:
         """Return the scales and the biases, or zero points, of columns."""
         groups = columns // self.group if isinstance(self.group, int) else self.group
-        return self.scales[:, groups], self.biases[:, groups]
+        return self.scales.take(groups, axis=1), self.biases.take(groups, axis=1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,12 +175,15 @@ class IntegerCodes(Coding):
         if quantization is not None:
             array = self._array(rows, quantization, start - first, count, DType.F32)
             return kernels.dequantize(array, dtype)
-        scales, biases = rows.of_columns(np.arange(self.cols))
+        values = np.empty((len(rows.words), self.cols), numpy_dtype(dtype))
         with np.errstate(over="ignore", invalid="ignore"):
-            values = rows.packing.unpack(rows.words, 0, self.cols).astype(np.float32)
-            values = (values - biases) * scales if rows.by_zero else values * scales + biases
-            rounded: Array = values.reshape(-1)[start - first :][:count].astype(numpy_dtype(dtype))
-        return rounded
+            for place, some in rows.blocks():
+                scales, biases = some.of_columns(np.arange(self.cols))
+                codes = some.packing.unpack(some.words, self.cols).astype(np.float32)
+                values[place] = (
+                    (codes - biases) * scales if some.by_zero else codes * scales + biases
+                )
+        return values.reshape(-1)[start - first :][:count]
 
     def quantized(self, read: ReadRegion, start: int, count: int) -> QuantizedArray[Array]:
         """Return the same as codes, scales and biases of `quantization`, whole groups of it."""
@@ -185,10 +200,12 @@ class IntegerCodes(Coding):
         bits, size = quantization.quant_type.bits, quantization.group_size
         words = rows.words
         if rows.packing != Words(bits) or words.shape[1] != self.cols * bits // _WORD:
-            codes = rows.packing.unpack(words, 0, self.cols)
-            if bits == _NIBBLE:
-                codes = codes[:, 0::2] | codes[:, 1::2] << np.uint8(_NIBBLE)
-            words = np.ascontiguousarray(codes).view(np.uint32)
+            words = np.empty((len(words), self.cols * bits // _WORD), np.uint32)
+            for place, some in rows.blocks():
+                codes = some.packing.unpack(some.words, self.cols)
+                if bits == _NIBBLE:
+                    codes = codes[:, 0::2] | codes[:, 1::2] << np.uint8(_NIBBLE)
+                words[place] = np.ascontiguousarray(codes).view(np.uint32)
         words = words.reshape(-1)[start * bits // _WORD :][: count * bits // _WORD]
         kind = numpy_dtype(scale)
         scales, biases = rows.of_columns(np.arange(0, self.cols, size))
@@ -286,7 +303,7 @@ class RowCodes(IntegerCodes):
         words = self._zero_words
         packed = raw.view(np.uint32).reshape(-1, words.count(self.rows), self._groups)
         before = first // self.rows * self.rows
-        unpacked = [words.unpack(one.T, 0, self.rows).T for one in packed]
+        unpacked = [words.unpack(one.T, self.rows).T for one in packed]
         return np.concatenate(unpacked)[first - before : stop - before]
 
 
@@ -343,11 +360,12 @@ class ColumnCodes(IntegerCodes):
 
     def _outputs(self, first: int, stop: int) -> tuple[int, int]:
         """Return outputs that begin and end where words do."""
-        return first // _WORD * _WORD, min(-(-stop // _WORD) * _WORD, self.rows)
+        whole = _WORD // math.gcd(_WORD, self.bits)
+        return first // whole * whole, min(-(-stop // whole) * whole, self.rows)
 
     def _of_outputs(self, words: Array, first: int, stop: int) -> Array:
         """Return codes that are packed along outputs."""
-        codes = Words(self.bits).unpack(words, 0, Words(self.bits).codes(words.shape[1]))
+        codes = Words(self.bits).unpack(words, Words(self.bits).codes(words.shape[1]))
         if self.along_outputs:
             codes = codes.reshape(len(words), -1, len(AWQ_PLACES))[..., AWQ_PLACES]
         return codes.reshape(len(words), -1)[:, first:stop]
