@@ -61,6 +61,9 @@ class Bands:
     def fill(self, tensor: SourceTensor, region: Region, out: Array) -> None:
         """Fill ``out``, U8 ``[lines, bytes]``, with those of a region. Raises: as ``read``."""
         count, width = out.shape
+        if width == region.line:
+            self._read(tensor, region.first * width, out.reshape(-1))
+            return
         key = tensor.file.path, tensor.offset, region.first, region.stop
         with self._mutex:
             sizes = sorted({band.memory.size for band in self._bands})
@@ -87,7 +90,7 @@ class Bands:
         step = max(1, _STRIP // line) if line - width <= _GAP else 1
         for first in range(0, len(out), step):
             lines, at = out[first : first + step], (region.first + first) * line
-            if step == 1 or width == line:
+            if step == 1:
                 self._read(tensor, at + region.begin, lines.reshape(-1))
                 continue
             strip = self._strip[: len(lines) * line]
