@@ -44,12 +44,13 @@ _PEFT_IGNORES = re.compile(
 """Settings that do not change what tensors mean. Unknown ones must be unset."""
 _STARTS = (None, True, False, "gaussian", "eva", "orthogonal")
 """Values of init_lora_weights that leave the base as it is. PiSSA and others change it first."""
-_PART = r"(?:[\w^$|.-]|\\[.d]|\[[\w-]+\])*"
+_PART = r"(?:[\w^$|.-]|\\[.d]|\[(?:0-9|[0-9]+)\])*"
 _QUICK = re.compile(rf"{_PART}(?:(?:\.[*+]|\\d\+){_PART})?", re.ASCII)
 """Patterns that are quick for every name of that length."""
 _LONGEST, _MOST_PATTERNS = 256, 1000
 _T = TypeVar("_T")
 _Rank = Annotated[int, Between(1, 2**20)]
+_Number = Annotated[int, Between(-(2**31), 2**31)] | float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,9 +59,9 @@ class _Peft(Document):
 
     peft_type: str
     r: _Rank = 8
-    lora_alpha: int | float = 8
+    lora_alpha: _Number = 8
     rank_pattern: Mapping[str, _Rank] | None = None
-    alpha_pattern: Mapping[str, int | float] | None = None
+    alpha_pattern: Mapping[str, _Number] | None = None
     use_rslora: bool | None = False
     use_dora: bool | None = False
     fan_in_fan_out: bool | None = False
@@ -74,7 +75,7 @@ class _MlxLm(Document):
     """mlx-lm's ``lora_parameters``. An early ``alpha`` scaled, too; later ones are ignored."""
 
     rank: _Rank
-    scale: int | float
+    scale: _Number
     dropout: Any = None
     keys: Any = None
 

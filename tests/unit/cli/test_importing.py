@@ -80,6 +80,7 @@ def test_the_options_of_an_import_reach_the_store(cli: Cli, source: Path, tmp_pa
         ("hf://datasets/a/b", ("is not a model of the Hub", "")),
         ("https://[x/m", ("not a web address", "")),
         ("", ("missing", "--modelfile FILE")),
+        ("model --adapter a --adapter b", ("--adapter was given twice", "")),
     ],
 )
 def test_wrong_use(

@@ -19,12 +19,14 @@ import torch
 from safetensors.torch import load_file, save_file
 from support import FIXTURES
 from support.arrays import bits
+from support.streaming import SMALL, TINY, streamed
 
 from blobstore import Store, import_model, open_model, plan_import, read_plan, repair_model
 from blobstore.errors import BlobStoreError, UnsupportedSourceError, UsageError
 from blobstore.importer.planfile import write_plan
 from blobstore.source.inventory import read_adapter, read_inventory
 from blobstore.source.weights import SourceReaders
+from blobstore.store.memory import MemoryStore
 
 ADAPTERS = FIXTURES / "adapters"
 CASES = sorted(path.parent.name for path in ADAPTERS.glob("*/merged.safetensors"))
@@ -135,10 +137,22 @@ def test_large_weights_are_the_same_by_any_number_of_threads(store: Store, tmp_p
         for jobs in (1, 3)
     ]
     assert results[0].digest == results[1].digest
+    with streamed(SMALL, declared=True):
+        far = import_model(base, "far", store=MemoryStore(), adapter=adapter)
+    assert far.digest == results[0].digest
     with open_model("m1", store=Store(tmp_path / "1")) as model:
         read = torch.tensor(model[f"{Q}.weight"].dequantize())
     exact = weight.double() + 0.75 * (up.double() @ down.double())
     assert ((read - exact).abs() <= 2**-8 * exact.abs() + 1e-5).all()
+
+
+@pytest.mark.parametrize("declared", [False, True])
+def test_streams_give_the_same(declared: bool) -> None:
+    for case in ("peft-embedding", "peft-saved", "mlx-experts"):
+        given: Settings = {"adapter": ADAPTERS / case, "store": MemoryStore()}
+        local = import_model(base_of(case), "m", **given)
+        with streamed(TINY, declared=declared):
+            assert import_model(base_of(case), "n", **given).digest == local.digest
 
 
 def rewritten(case: str, folder: Path, change: Callable[[Tensors, Settings], None]) -> Path:
@@ -172,6 +186,9 @@ CONTRADICTIONS: list[tuple[str, str, Change]] = [
     ("peft-linear", "target_parameters", lambda _, s: s.update(target_parameters=["experts"])),
     ("peft-linear", "new_setting", lambda _, s: s.update(new_setting=1)),
     ("peft-linear", "pattern", lambda _, s: s.update(alpha_pattern={"(a|a)*": 1})),
+    ("peft-linear", "pattern", lambda _, s: s.update(rank_pattern={"[z-a]": 1})),
+    ("peft-linear", "lora_alpha", lambda _, s: s.update(lora_alpha=10**400)),
+    ("peft-linear", "not finite", lambda _, s: s.update(lora_alpha=1e300)),
     ("peft-linear", "r: ", lambda _, s: s.update(r="4")),
     ("peft-conv1d", "need", lambda _, s: s.update(fan_in_fan_out=False)),
     ("peft-saved", "unknown", lambda _, s: s.update(modules_to_save=None)),
