@@ -36,7 +36,7 @@ from blobstore.formats.provenance import (
     RecordedFile,
     Tally,
 )
-from blobstore.formats.quant import Quantization
+from blobstore.formats.quant import Quantization, QuantType
 from blobstore.importer.options import Experts, ImportOptions, Profile
 from blobstore.importer.outputs import OutputTensor, PlannedBlob
 from blobstore.importer.roles import needs_stacked_experts, stacked_group_of
@@ -261,6 +261,10 @@ def experts_note(
         )
 
 
+_GGUF_BYTES_S = 60_000_000
+"""Bytes of float32 values a second that the gguf package makes on one core."""
+
+
 def fp8_note(blobs: Iterable[PlannedBlob], options: ImportOptions) -> Iterator[str]:
     """Yield what weights of FP8 lose where no type is asked for.
 
@@ -273,6 +277,20 @@ def fp8_note(blobs: Iterable[PlannedBlob], options: ImportOptions) -> Iterator[s
             f"weights of FP8 ({len(fp8):,}) become {fp8[0].quantization}, as in Ollama: their error"
             " grows from 0.026 of their RMS to 0.037. With --quant int8 --method search"
             " --requantize it is 0.027"
+        )
+
+
+def gguf_note(blobs: Iterable[PlannedBlob]) -> Iterator[str]:
+    """Yield which types of GGUF the gguf package dequantizes, how long, and what they become."""
+    tensors = [tensor for blob in blobs for tensor in blob.tensors]
+    slow = [one for one in tensors if one.sources[0].becomes is QuantType.INT8]
+    if slow:
+        kinds = ", ".join(sorted({one.sources[0].producer for one in slow}))
+        become = ", ".join(sorted({str(one.quantization or one.dtype) for one in slow}))
+        seconds = sum(one.parameters for one in slow) * 4 / _GGUF_BYTES_S
+        yield (
+            f"{len(slow):,} weights ({kinds}) are dequantized by the gguf package, which takes"
+            f" about {seconds:,.0f} s, and become {become}"
         )
 
 

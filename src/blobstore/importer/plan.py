@@ -31,6 +31,7 @@ from blobstore.importer.notes import (
     describe_model,
     experts_note,
     fp8_note,
+    gguf_note,
     own_document,
     rounding_note,
     size_note,
@@ -293,6 +294,7 @@ def make_plan(
     notes = (
         *experts_note(blobs, options, inventory.config, asked),
         *fp8_note(blobs, options),
+        *gguf_note(blobs),
         *size_note(blobs, options),
         *rounding_note(blobs),
     )
