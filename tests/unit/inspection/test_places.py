@@ -76,7 +76,7 @@ def test_files_of_any_name_each_for_itself(tmp_path: Path) -> None:
 
 def test_a_folder_without_weights_says_what_there_is(tmp_path: Path) -> None:
     (tmp_path / "model.onnx").touch()
-    with pytest.raises(NotFoundError, match=r"no \.safetensors file") as caught:
+    with pytest.raises(NotFoundError, match=r"no \.safetensors or \.gguf file") as caught:
         inspect(tmp_path)
     assert (caught.value.hint or "").endswith("model.onnx is neither safetensors nor GGUF.")
     write_checkpoint(tmp_path / "other" / "unet")
