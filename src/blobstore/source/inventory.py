@@ -292,8 +292,8 @@ def _read_folder(
     if config is not None:
         tensors = _without_tied(tensors, config)
     states = _read_states(folder, tensors)
-    own = Inventory(folder.name, folder, files, tensors, documents, config, kept, left_out)
-    return replace(own, states=states, header=header)
+    whole = Inventory(folder.name, folder, files, tensors, documents, config, kept, left_out)
+    return replace(whole, states=states, header=header)
 
 
 def _choose(folder: Folder, names: list[str]) -> WeightSet:
