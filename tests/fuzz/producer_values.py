@@ -333,7 +333,9 @@ def fp8_blocks(module: Module) -> tuple[list[tuple[int, int]], bool]:
     for group in module.groups():
         if is_block(size := group.get("block_structure", [])):
             blocks.append((size[0], size[1]))
-        elif group.get("type") == "float" and is_count(group.get("group_size")):
+        elif {"type": "float", "num_bits": 8}.items() <= group.items() and is_count(
+            group.get("group_size")
+        ):
             blocks.append((1, group["group_size"]))
         plain = plain or group.get("strategy") in ("tensor", "channel")
     return blocks, plain or not blocks
