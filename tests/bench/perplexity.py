@@ -1,0 +1,234 @@
+"""Perplexity of a model that other libraries quantized, as they read it and as blobstore does.
+
+``PYTHONPATH=LIBRARIES python tests/bench/perplexity.py``, where fixtures/producers/make.py runs. It
+quantizes the linear layers of fixtures/pycode-5m with each library, imports the result, and prints
+a row: the perplexity of 10 held-out texts of 256 tokens with the library's dequantized values, with
+those that blobstore stores, and with those after ``--quant int4`` and ``int8``. All is computed in
+float32 by mlx-lm on the CPU, so only stored values differ.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+from mlx_lm import utils
+from safetensors.torch import load_file, save_file
+from tables import show, table
+
+from blobstore import Store, import_model, open_model
+
+ROOT = Path(__file__).resolve().parents[2]
+SOURCE = ROOT / "fixtures" / "pycode-5m"
+Tensors = dict[str, Any]
+Quantized = tuple[Tensors, Any, dict[str, Any]]
+"""A module's tensors, the library's values of its weight, and settings in config.json."""
+
+
+def libraries() -> Any:
+    """Return make.py of the fixtures, which imports the libraries."""
+    sys.path.insert(0, str(ROOT / "fixtures" / "producers"))
+    return importlib.import_module("make")
+
+
+def compressed(make: Any, kind: str, given: dict[str, Any], weight: Any) -> Quantized:
+    arguments = make.QuantizationArgs(**given)
+    scheme = make.QuantizationScheme(targets=["Linear"], weights=arguments)
+    compressor = make.BaseCompressor.get_value_from_registry(kind)
+    scale, zero = make.calculate_qparams(*make.ranges(weight.float(), arguments), arguments)
+    state = {"weight": weight, "weight_scale": scale.bfloat16()}
+    if zero is not None:
+        state["weight_zero_point"] = zero.to(make.torch.int8) if arguments.type == "int" else zero
+    stored = compressor.compress(state, scheme)
+    values = compressor.decompress(dict(stored), scheme)["weight"]
+    settings = make.QuantizationConfig(
+        config_groups={"group_0": scheme}, format=kind, quantization_status="compressed"
+    )
+    return stored, values, settings.to_dict()
+
+
+def linear(make: Any, weight: Any) -> Any:
+    layer = make.torch.nn.Linear(weight.shape[1], weight.shape[0], bias=False)
+    layer.weight.data = weight.half()
+    return layer
+
+
+def awq(make: Any, size: int, weight: Any) -> Quantized:
+    layer = linear(make, weight)
+    scales, zeros = make.parameters(layer.weight.data.float(), 4, size, symmetric=False)
+    parts = {"scales": scales.T.contiguous(), "zeros": zeros.T.contiguous()}
+    packed = make.WQLinear_GEMM.from_linear(layer, 4, size, **parts)
+    values = make.dequantize_gemm(packed.qweight, packed.qzeros, packed.scales, 4, size).T
+    tensors = {name: getattr(packed, name) for name in ("qweight", "qzeros", "scales")}
+    settings = {"quant_method": "awq", "bits": 4, "group_size": size, "version": "gemm"}
+    return tensors, values, settings | {"zero_point": True}
+
+
+def gptq(make: Any, form: str, bits: int, permuted: bool, weight: Any) -> Quantized:
+    torch, size, layer = make.torch, 64, linear(make, weight)
+    cols = weight.shape[1]
+    order = torch.randperm(cols) if permuted else torch.arange(cols)
+    group = torch.empty(cols, dtype=torch.int32)
+    group[order] = (torch.arange(cols) // size).int()
+    ordered = layer.weight.data.float()[:, order]
+    scales, zeros = make.parameters(ordered, bits, size, symmetric=False)
+    packed = make.TorchLinear(
+        bits=bits,
+        group_size=size,
+        sym=False,
+        desc_act=permuted,
+        in_features=cols,
+        out_features=len(weight),
+        bias=False,
+        pack_dtype=torch.int32,
+        register_buffers=True,
+    )
+    packed.pack_block(layer, scales, zeros, group)
+    values = packed.dequantize_weight().T
+    if form == "gptq":
+        numbers = make.types.SimpleNamespace(bits=bits, pack_dtype=torch.int32, runtime_bits=bits)
+        make.convert_gptq_v2_to_v1_format_module(packed, quantize_config=numbers)
+    tensors = {name: getattr(packed, name) for name in ("qweight", "qzeros", "scales", "g_idx")}
+    settings = {"quant_method": "gptq", "bits": bits, "group_size": size, "sym": False}
+    return tensors, values, settings | {"desc_act": permuted, "checkpoint_format": form}
+
+
+def bitsandbytes(make: Any, kind: str, weight: Any) -> Quantized:
+    library, shape = make.bitsandbytes, weight.shape
+    settings = {"quant_method": "bitsandbytes", "load_in_4bit": kind != "int8"}
+    settings["load_in_8bit"] = kind == "int8"
+    if kind == "int8":
+        layer = library.nn.Linear8bitLt(*reversed(shape), bias=False, has_fp16_weights=False)
+        layer.weight.data = weight.float()
+        layer.to("cpu")
+        values = library.functional.int8_vectorwise_dequant(layer.weight.data, layer.weight.SCB)
+        return dict(layer.state_dict()), values.bfloat16(), settings
+    layer = library.nn.Linear4bit(*reversed(shape), bias=False)
+    layer.weight = library.nn.Params4bit(
+        weight, compress_statistics=True, quant_type=kind, module=layer
+    )
+    layer.to("cpu")
+    values = library.functional.dequantize_4bit(layer.weight, layer.weight.quant_state)
+    settings |= {"bnb_4bit_quant_type": kind, "bnb_4bit_use_double_quant": True}
+    return dict(layer.state_dict()), values, settings
+
+
+def mlx(make: Any, bits: int, weight: Any) -> Quantized:
+    given = mx.array(weight.float().numpy()).astype(mx.bfloat16)
+    parts = mx.quantize(given, group_size=64, bits=bits)
+    values = mx.dequantize(
+        *(part.astype(mx.float32) if number else part for number, part in enumerate(parts)),
+        group_size=64,
+        bits=bits,
+    )
+    tensors = {
+        name: make.torch.from_numpy(
+            np.array(part if part.dtype == mx.uint32 else part.astype(mx.float32))
+        )
+        for name, part in zip(("weight", "scales", "biases"), parts, strict=True)
+    }
+    tensors = {name: one if name == "weight" else one.bfloat16() for name, one in tensors.items()}
+    return tensors, make.torch.from_numpy(np.array(values)), {"group_size": 64, "bits": bits}
+
+
+def cases(make: Any) -> Iterator[tuple[str, Callable[[Any], Quantized]]]:
+    """Yield a name and what quantizes a weight."""
+    for name in ("int4-g128", "int4-g32-zeros", "int8-g128", "int8-bytes-rows"):
+        yield (
+            f"compressed-tensors {name}",
+            lambda weight, it=make.COMPRESSED[name]: compressed(make, *it, weight),
+        )
+    for name in ("fp8-matrix", "fp8-rows", "fp8-blocks"):
+        yield (
+            f"compressed-tensors {name}",
+            lambda weight, it=make.COMPRESSED[name]: compressed(make, *it, weight),
+        )
+    yield "AWQ int4/128", lambda weight: awq(make, 128, weight)
+    for form, bits, permuted in (
+        ("gptq", 4, False),
+        ("gptq_v2", 4, False),
+        ("gptq", 3, False),
+        ("gptq", 8, False),
+        ("gptq", 4, True),
+    ):
+        name = f"{form} {bits} bits" + ", desc_act" * permuted
+        yield name, lambda weight, it=(form, bits, permuted): gptq(make, *it, weight)
+    for kind in ("nf4", "fp4", "int8"):
+        yield f"bitsandbytes {kind}", lambda weight, it=kind: bitsandbytes(make, it, weight)
+    for bits in (3, 6):
+        yield f"MLX {bits} bits", lambda weight, it=bits: mlx(make, it, weight)
+
+
+def write(folder: Path, quantize: Callable[[Any], Quantized]) -> dict[str, Any]:
+    """Write the quantized model; return the library's values of all weights, in float32."""
+    tensors: Tensors = {}
+    values: dict[str, Any] = {}
+    settings: dict[str, Any] = {}
+    for name, weight in load_file(SOURCE / "model.safetensors").items():
+        if ".layers." not in name or weight.ndim == 1:
+            tensors[name], values[name] = weight, weight.float().numpy()
+            continue
+        stored, read, settings = quantize(weight)
+        base = name.removesuffix(".weight")
+        tensors |= {f"{base}.{suffix}": part.contiguous() for suffix, part in stored.items()}
+        values[name] = read.float().numpy()
+    folder.mkdir()
+    save_file(tensors, folder / "model.safetensors")
+    config = json.loads((SOURCE / "config.json").read_text())
+    key = "quantization_config" if "quant_method" in settings else "quantization"
+    (folder / "config.json").write_text(json.dumps({**config, key: settings}, default=str))
+    return values
+
+
+def texts() -> Any:
+    """Return token ids [10, 256]; the first of each text is context only."""
+    return np.load(SOURCE / "heldout_ids.npy").reshape(-1, 256)[:10].astype(np.int32)
+
+
+def perplexity(values: dict[str, Any]) -> float:
+    """Return the perplexity of the model with these weights, in float32."""
+    network, _ = utils.load_model(SOURCE, lazy=True)
+    network.set_dtype(mx.float32)
+    network.load_weights([(name, mx.array(one)) for name, one in values.items()], strict=True)
+    total, count = 0.0, 0
+    for tokens in texts():
+        logits = network(mx.array(tokens[None, :-1]))[0].astype(mx.float32)
+        chosen = mx.take_along_axis(logits, mx.array(tokens[1:, None]), -1)[:, 0]
+        losses = mx.logsumexp(logits, axis=-1) - chosen
+        total, count = total + float(losses.sum()), count + len(tokens) - 1
+    return float(np.exp(total / count))
+
+
+def main() -> None:
+    make = libraries()
+    make.torch.manual_seed(0)
+    table("producer", "library", "blobstore", "difference", "types", "int4/32", "int8/32")
+    with tempfile.TemporaryDirectory() as work:
+        for name, quantize in cases(make):
+            folder, store = Path(work) / name.replace(" ", "-"), Store(Path(work) / "store")
+            wanted = perplexity(write(folder, quantize))
+            got: list[float] = []
+            types: set[str] = set()
+            for options in ({}, {"quant": "int4"}, {"quant": "int8"}):
+                more: dict[str, Any] = {**options, "requantize": True} if options else {}
+                import_model(folder, "m", store=store, force=True, **more)
+                with open_model("m", store=store) as model:
+                    got.append(perplexity({one: model[one].dequantize() for one in model}))
+                    if not options:
+                        types = {one.type_text for key, one in model.items() if ".mlp." in key}
+            change = f"{100 * (got[0] / wanted - 1):+.3f} %"
+            figures = (f"{number:.3f}" for number in got[1:])
+            show(
+                (name, f"{wanted:.3f}", f"{got[0]:.3f}", change, "/".join(sorted(types)), *figures)
+            )
+
+
+if __name__ == "__main__":
+    main()
