@@ -1,10 +1,10 @@
 """Perplexity of a model that other libraries quantized, as they read it and as blobstore does.
 
-``PYTHONPATH=LIBRARIES python tests/bench/perplexity.py``, where fixtures/producers/make.py runs. It
-quantizes the linear layers of fixtures/pycode-5m with each library, imports the result, and prints
-a row: the perplexity of 10 held-out texts of 256 tokens with the library's dequantized values, with
-those that blobstore stores, and with those after ``--quant int4`` and ``int8``. All is computed in
-float32 by mlx-lm on the CPU, so only stored values differ.
+``PYTHONPATH=LIBRARIES python tests/bench/perplexity.py [WORD…]``, where fixtures/producers/make.py
+runs: the cases with a word in their names, or all. Each library quantizes the linear layers of
+fixtures/pycode-5m. A row has the perplexity of 8 held-out texts of 256 tokens with the library's
+dequantized values, with those that blobstore stores, and with those after ``--quant int4`` and
+``--quant int8``. All is computed in float32 by transformers, so only stored values differ.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ from typing import Any
 
 import mlx.core as mx
 import numpy as np
-from mlx_lm import utils
 from safetensors.torch import load_file, save_file
 from tables import show, table
 
@@ -150,7 +149,7 @@ def cases(make: Any) -> Iterator[tuple[str, Callable[[Any], Quantized]]]:
             f"compressed-tensors {name}",
             lambda weight, it=make.COMPRESSED[name]: compressed(make, *it, weight),
         )
-    yield "AWQ int4/128", lambda weight: awq(make, 128, weight)
+    yield "AWQ int4-g128", lambda weight: awq(make, 128, weight)
     for form, bits, permuted in (
         ("gptq", 4, False),
         ("gptq_v2", 4, False),
@@ -188,39 +187,42 @@ def write(folder: Path, quantize: Callable[[Any], Quantized]) -> dict[str, Any]:
 
 
 def texts() -> Any:
-    """Return token ids [10, 256]; the first of each text is context only."""
-    return np.load(SOURCE / "heldout_ids.npy").reshape(-1, 256)[:10].astype(np.int32)
+    """Return token ids [8, 256]; the first of each text is context only."""
+    return np.load(SOURCE / "heldout_ids.npy").reshape(-1, 256)[:8].astype(np.int32)
 
 
-def perplexity(values: dict[str, Any]) -> float:
-    """Return the perplexity of the model with these weights, in float32."""
-    network, _ = utils.load_model(SOURCE, lazy=True)
-    network.set_dtype(mx.float32)
-    network.load_weights([(name, mx.array(one)) for name, one in values.items()], strict=True)
-    total, count = 0.0, 0
-    for tokens in texts():
-        logits = network(mx.array(tokens[None, :-1]))[0].astype(mx.float32)
-        chosen = mx.take_along_axis(logits, mx.array(tokens[1:, None]), -1)[:, 0]
-        losses = mx.logsumexp(logits, axis=-1) - chosen
-        total, count = total + float(losses.sum()), count + len(tokens) - 1
-    return float(np.exp(total / count))
+def perplexity(network: Any, values: dict[str, Any]) -> float:
+    """Return the perplexity of transformers' model with these weights, in float32."""
+    torch = sys.modules["torch"]
+    state = {name: torch.from_numpy(np.array(one, np.float32)) for name, one in values.items()}
+    network.load_state_dict(state, strict=True)
+    tokens = torch.from_numpy(texts().astype(np.int64))
+    with torch.no_grad():
+        logits = network(tokens[:, :-1]).logits.float()
+        losses = torch.nn.functional.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten())
+    return float(losses.exp())
 
 
 def main() -> None:
     make = libraries()
     make.torch.manual_seed(0)
+    network = importlib.import_module("transformers").AutoModelForCausalLM.from_pretrained(
+        SOURCE, dtype=make.torch.float32
+    )
     table("producer", "library", "blobstore", "difference", "types", "int4/32", "int8/32")
     with tempfile.TemporaryDirectory() as work:
         for name, quantize in cases(make):
+            if sys.argv[1:] and not any(word in name for word in sys.argv[1:]):
+                continue
             folder, store = Path(work) / name.replace(" ", "-"), Store(Path(work) / "store")
-            wanted = perplexity(write(folder, quantize))
+            wanted = perplexity(network, write(folder, quantize))
             got: list[float] = []
             types: set[str] = set()
             for options in ({}, {"quant": "int4"}, {"quant": "int8"}):
                 more: dict[str, Any] = {**options, "requantize": True} if options else {}
                 import_model(folder, "m", store=store, force=True, **more)
                 with open_model("m", store=store) as model:
-                    got.append(perplexity({one: model[one].dequantize() for one in model}))
+                    got.append(perplexity(network, {one: model[one].dequantize() for one in model}))
                     if not options:
                         types = {one.type_text for key, one in model.items() if ".mlp." in key}
             change = f"{100 * (got[0] / wanted - 1):+.3f} %"

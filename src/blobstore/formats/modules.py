@@ -98,7 +98,7 @@ class ColumnSettings:
         """Return the settings in config.json; None if bits or group size are missing."""
         bits = said.get("bits", said.get("w_bit"))
         size = said.get("group_size", said.get("q_group_size"))
-        if type(bits) is not int or type(size) is not int:
+        if type(bits) is not int or type(size) is not int or (size < 1 and size != -1):
             return None
         method = str(said.get("quant_method"))
         if is_auto := "auto-round" in method:

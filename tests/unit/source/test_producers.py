@@ -494,6 +494,7 @@ CONTRADICTIONS: dict[str, dict[str, Callable[[Tensors, Settings], None]]] = {
     },
     "gptq-4-g128": {
         "no codes": drop("qweight"),
+        "groups of none": say(group_size=0),
         "an unknown layout": say(quant_method="auto-round", packing_format="auto_round:other"),
         "no scales": drop("scales"),
         "no zero points": drop("qzeros"),
