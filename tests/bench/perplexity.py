@@ -14,6 +14,7 @@ import json
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -139,17 +140,12 @@ def mlx(make: Any, bits: int, weight: Any) -> Quantized:
 
 def cases(make: Any) -> Iterator[tuple[str, Callable[[Any], Quantized]]]:
     """Yield a name and what quantizes a weight."""
-    for name in ("int4-g128", "int4-g32-zeros", "int8-g128", "int8-bytes-rows"):
-        yield (
-            f"compressed-tensors {name}",
-            lambda weight, it=make.COMPRESSED[name]: compressed(make, *it, weight),
-        )
-    for name in ("fp8-matrix", "fp8-rows", "fp8-blocks"):
-        yield (
-            f"compressed-tensors {name}",
-            lambda weight, it=make.COMPRESSED[name]: compressed(make, *it, weight),
-        )
-    yield "AWQ int4-g128", lambda weight: awq(make, 128, weight)
+    for name in (
+        *("int4-g128", "int4-g32-zeros", "int8-g128", "int8-bytes-rows"),
+        *("fp8-matrix", "fp8-rows", "fp8-blocks"),
+    ):
+        yield f"compressed-tensors {name}", partial(compressed, make, *make.COMPRESSED[name])
+    yield "AWQ int4-g128", partial(awq, make, 128)
     for form, bits, permuted in (
         ("gptq", 4, False),
         ("gptq_v2", 4, False),
@@ -157,12 +153,14 @@ def cases(make: Any) -> Iterator[tuple[str, Callable[[Any], Quantized]]]:
         ("gptq", 8, False),
         ("gptq", 4, True),
     ):
-        name = f"{form} {bits} bits" + ", desc_act" * permuted
-        yield name, lambda weight, it=(form, bits, permuted): gptq(make, *it, weight)
+        yield (
+            f"{form} {bits} bits" + ", desc_act" * permuted,
+            partial(gptq, make, form, bits, permuted),
+        )
     for kind in ("nf4", "fp4", "int8"):
-        yield f"bitsandbytes {kind}", lambda weight, it=kind: bitsandbytes(make, it, weight)
+        yield f"bitsandbytes {kind}", partial(bitsandbytes, make, kind)
     for bits in (3, 6):
-        yield f"MLX {bits} bits", lambda weight, it=bits: mlx(make, it, weight)
+        yield f"MLX {bits} bits", partial(mlx, make, bits)
 
 
 def write(folder: Path, quantize: Callable[[Any], Quantized]) -> dict[str, Any]:
