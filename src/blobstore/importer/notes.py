@@ -178,7 +178,10 @@ def _tensors(inventory: Inventory, outputs: Iterable[OutputTensor]) -> Tally:
                     derived[_STACKED] += 1
     adapter = inventory.adapter
     present = inventory.tensors.keys() | (set() if adapter is None else adapter.tensors.keys())
-    left_out = Counter(map(_name_parts, present - names))
+    replaced = {source.name for output in outputs for source in output.sources}
+    left_out = Counter(
+        (name, _REPLACED) if name in replaced else _name_parts(name) for name in present - names
+    )
     return Tally(
         len(present),
         len(names) - derived.total(),

@@ -77,6 +77,7 @@ def test_the_import_says_what_it_merged(store: Store) -> None:
     tensors = result.coverage.tensors
     assert sum(tensors.derived.values()) == 2
     assert tensors.source == tensors.covered + sum(one.count for one in tensors.left_out)
+    assert {one.reason for one in tensors.left_out} == {"the adapter has other values for it"}
 
 
 def quantized(folder: Path) -> tuple[Path, Path, mx.array]:
