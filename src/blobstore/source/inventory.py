@@ -163,8 +163,8 @@ def read_model(
 ) -> Inventory:
     """Return the inventory of a model that is to be imported: with the documents of ``config``.
 
+    Without ``config`` a GGUF model has its folder's, or else those that its metadata make.
     ``adapter`` is merged into its weights.
-    Without it a GGUF model has its folder's, or else those that its metadata make.
 
     Raises: as `read_inventory` and `documents_of`; MissingFileError if ``config`` has no
     config.json.
