@@ -123,11 +123,9 @@ def bitsandbytes(make: Any, kind: str, weight: Any) -> Quantized:
 def mlx(make: Any, bits: int, weight: Any) -> Quantized:
     given = mx.array(weight.float().numpy()).astype(mx.bfloat16)
     parts = mx.quantize(given, group_size=64, bits=bits)
-    values = mx.dequantize(
-        *(part.astype(mx.float32) if number else part for number, part in enumerate(parts)),
-        group_size=64,
-        bits=bits,
-    )
+    codes, scales, biases = parts
+    scales, biases = scales.astype(mx.float32), biases.astype(mx.float32)
+    values = mx.dequantize(codes, scales, biases, group_size=64, bits=bits)
     tensors = {
         name: make.torch.from_numpy(
             np.array(part if part.dtype == mx.uint32 else part.astype(mx.float32))
