@@ -92,9 +92,12 @@ class ManifestCopies:
         self._refuse_links(name)
         path = self._place(name) / Digest.of(raw).hex
         with os_errors("write", path):
-            make_folder(path.parent, durable=False)
-            replace_file(path, raw)
-        return True
+            while True:
+                make_folder(path.parent, durable=False)
+                # Another process may remove the folder while it is empty (`forget`).
+                with suppress(FileNotFoundError):
+                    replace_file(path, raw)
+                    return True
 
     def forget(self, name: ModelName, raw: bytes) -> None:
         """Remove the copy of these bytes, because its manifest was not linked."""
