@@ -123,25 +123,26 @@ def check_refusal(one: Checkpoint, error: BlobStoreError) -> None:
         raise DisagreementError(f"names no tensor: {error}") from error
 
 
-def check_import_refused(folder: Path) -> None:
+def imported(folder: Path) -> Store | None:
+    """Return the store of the imported checkpoint, None if it is refused and nothing is stored."""
     store = Store(folder / "store")
     try:
         import_model(folder, "m", store=store)
     except BlobStoreError:
         if store.manifests.names():
             raise DisagreementError("a refused import is in the store") from None
-    else:
+        return None
+    return store
+
+
+def check_import_refused(folder: Path) -> None:
+    if imported(folder) is not None:
         raise DisagreementError("what can't be read is imported")
 
 
 def check_import(folder: Path, wanted: dict[str, Values], forms: dict[str, SourceWeight]) -> None:
     """Import, and compare what is stored: codes that are kept differ by a bias's rounding."""
-    store = Store(folder / "store")
-    try:
-        import_model(folder, "m", store=store)
-    except BlobStoreError:
-        if store.manifests.names():
-            raise DisagreementError("a refused import is in the store") from None
+    if (store := imported(folder)) is None:
         return
     with open_model("m", store=store) as model:
         for name, values in wanted.items():

@@ -273,8 +273,8 @@ class WeightSet:
 def weight_sets(names: Iterable[str]) -> list[WeightSet]:
     """Return the sets of weights among a folder's files, except those that a loader ignores.
 
-    With ``model`` all others are ignored; with a set all its variants. PyTorch's files count if
-    there are no others.
+    With ``model`` all others are ignored; with a set all its variants. PyTorch's files are ignored
+    if the folder has weights in another format.
     """
     sets: dict[str, WeightSet] = {}
     for name in sorted(names):

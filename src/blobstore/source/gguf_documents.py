@@ -5,9 +5,9 @@ made; all else is refused, and asked for as a folder (``config=DIR``).
 
 Sources, all in ggml-org/llama.cpp as shipped in llama-cpp-python 0.3.36:
 
-- keys: gguf-py/gguf/constants.py `Keys`; who writes them: conversion/base.py
-  `TextModel.set_gguf_parameters`, conversion/{llama,qwen,gemma,phi,gpt_oss}.py; defaults where one
-  is missing: src/llama-model.cpp `load_hparams`, src/models/{gemma2,gemma3,qwen2moe,qwen3moe}.cpp
+- keys: gguf-py/gguf/constants.py `Keys`. The converters that write them: conversion/base.py
+  `TextModel.set_gguf_parameters`, conversion/{llama,qwen,gemma,phi,gpt_oss}.py. The defaults of
+  missing ones: src/llama-model.cpp `load_hparams`, src/models/{gemma2,gemma3,qwen2moe,qwen3moe}.cpp
 - byte-level BPE: src/llama-vocab.cpp `llm_tokenizer_bpe` (the regular expressions of the models'
   own tokenizer.json are in its comments), `llama_vocab::impl::load` (which names stand for which)
 - SentencePiece: `llm_tokenizer_spm_session`: the pair whose union has the highest score is merged
