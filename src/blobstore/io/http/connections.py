@@ -204,6 +204,7 @@ class Connections:
         self._is_public = is_public
         self._ca_file = ca_file
         self._idle: defaultdict[tuple[str, str, int], list[Connection]] = defaultdict(list)
+        self._is_closed = False
         if ca_file is not None:
             _tls_context(ca_file)
 
@@ -228,13 +229,18 @@ class Connections:
     def give_back(self, address: WebAddress, connection: Connection, *, keep: bool) -> None:
         if keep:
             connection.finish()
-            if sum(map(len, list(self._idle.values()))) >= _MOST_IDLE:
-                self.close()
             self._idle[address.origin].append(connection)
+            if self._is_closed or sum(map(len, list(self._idle.values()))) > _MOST_IDLE:
+                self._disconnect_idle()
         else:
             connection.disconnect()
 
     def close(self) -> None:
+        """Close what is idle. Connections that other threads give back later are not kept."""
+        self._is_closed = True
+        self._disconnect_idle()
+
+    def _disconnect_idle(self) -> None:
         for connections in list(self._idle.values()):
             with suppress(IndexError):  # it is empty, perhaps by another thread
                 while True:
