@@ -12,7 +12,7 @@ from support.registries import PASSWORD, USER, registry, skopeo
 from support.token_server import PASSWORD as TOKEN_PASSWORD, USER as TOKEN_USER, token_server
 
 from blobstore.cli.main import run
-from blobstore.cli.sharing import credentials
+from blobstore.cli.stores import credentials
 from blobstore.store.local.store import Store
 from blobstore.store.registry.logins import Login, Secret
 from blobstore.testing.blobs import commit

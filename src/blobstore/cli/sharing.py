@@ -30,14 +30,24 @@ from blobstore.cli.output import (
     show_result,
     with_bar,
 )
-from blobstore.cli.stores import StoreOption, WaitOption, store_at
+from blobstore.cli.stores import (
+    CaFileOption,
+    InsecureOption,
+    RealmsOption,
+    StoreOption,
+    WaitOption,
+    credentials,
+    realms_of,
+    registry_access,
+    store_at,
+)
 from blobstore.errors import UsageError
 
 if TYPE_CHECKING:
     from blobstore.formats.signatures import DockerReference
     from blobstore.io.workers import Progress
     from blobstore.store.ports import Readable
-    from blobstore.store.registry.logins import Credentials, Login
+    from blobstore.store.registry.logins import Login
     from blobstore.store.signing.signed_models import CheckedModel, SignedModel
     from blobstore.store.transfer import TransferResult
 
@@ -101,7 +111,7 @@ def push(
     as_json: JsonOption = False,
 ) -> None:
     """Send a model to a registry. Only blobs that the registry lacks are sent."""
-    access = _access(insecure, ca_file, realm)
+    access = registry_access(insecure, ca_file, realm)
     source = store_at(store)
     files = {"format": form, "dequantize": dequantize, "max_shard_size": max_shard_size}
     given = {key: value for key, value in files.items() if value is not None}
@@ -177,21 +187,13 @@ def pull(
     as_json: JsonOption = False,
 ) -> None:
     """Fetch a model from a registry. A pull that was interrupted continues where it stopped."""
-    access = _access(insecure, ca_file, realm)
+    access = registry_access(insecure, ca_file, realm)
     required = policy_of(key, policy) if key is not None or policy is not None else None
     target = store_at(store, wait, may_be_new=True)
     done = with_bar(
         blobstore.pull, name, target, name=new_name, access=access, policy=required, jobs=jobs
     )
     show_result(done, partial(_show, "Pulled", "fetched"), as_json)
-
-
-def _access(
-    insecure: bool, ca_file: str | None, realm: list[str] | None
-) -> blobstore.RegistryAccess:
-    return blobstore.RegistryAccess(
-        insecure=insecure, credentials=credentials(), realms=realms_of(realm), ca_file=ca_file
-    )
 
 
 def _show(verb: str, moved: str, done: TransferResult) -> None:
@@ -205,23 +207,6 @@ def _show(verb: str, moved: str, done: TransferResult) -> None:
 
 
 Host = Annotated[str, Argument(metavar="HOST", help="A registry: HOST or HOST:PORT.")]
-InsecureOption = Annotated[
-    bool,
-    Option("--insecure", help="Allow http for registries on other machines."),
-]
-CaFileOption = Annotated[
-    str | None,
-    Option("--ca-file", metavar="FILE", help="Certificates (PEM) to trust besides the system's."),
-]
-RealmsOption = Annotated[
-    list[str] | None,
-    Option(
-        "--realm",
-        metavar="HOST",
-        help="A token server that belongs to the registry; repeatable "
-        "[default: $BLOBSTORE_REALMS].",
-    ),
-]
 _LONGEST_SECRET = 16 * 2**10
 
 
@@ -268,20 +253,6 @@ def logout(host: Host) -> None:
         emit(printable(f"Logged out of {host}"))
     if (other := keyring.find(host)) is not None:
         note(f"{other.place} still has a login for {host}.")
-
-
-def credentials() -> Credentials:
-    """Return the logins in the files that the environment names."""
-    from blobstore.store.registry.logins import Credentials, login_files
-
-    home = Path(os.path.expanduser("~"))  # noqa: PTH111  # Path.home raises without a home
-    return Credentials(*login_files(os.environ, home, os.getuid()))
-
-
-def realms_of(given: list[str] | None) -> list[str]:
-    """Return the token servers that ``--realm`` or the environment names."""
-    named = given or os.environ.get("BLOBSTORE_REALMS", "").split(",")
-    return [realm.strip().lower() for realm in named if realm.strip()]
 
 
 def _split(host: str) -> tuple[str | None, str]:

@@ -1,17 +1,21 @@
-"""The stores and sources of commands: options, the environment, buckets and their cache."""
+"""The stores, registries and sources of commands: options, the environment, caches and logins."""
 
 from __future__ import annotations
 
 import os
 import re
 from collections.abc import Sequence
-from typing import Annotated, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Option
 
 import blobstore
 from blobstore.cli.output import parse_size
 from blobstore.errors import UsageError
+
+if TYPE_CHECKING:
+    from blobstore.store.registry.logins import Credentials
 
 StoreOption = Annotated[
     str | None,
@@ -214,3 +218,45 @@ def bucket_options(address: str) -> dict[str, str]:
 def places_of(text: str) -> list[str]:
     """Return the folders and addresses of a list that colons separate."""
     return re.split(rf"{re.escape(os.pathsep)}(?!//)", text)
+
+
+InsecureOption = Annotated[
+    bool,
+    Option("--insecure", help="Allow http for registries on other machines."),
+]
+CaFileOption = Annotated[
+    str | None,
+    Option("--ca-file", metavar="FILE", help="Certificates (PEM) to trust besides the system's."),
+]
+RealmsOption = Annotated[
+    list[str] | None,
+    Option(
+        "--realm",
+        metavar="HOST",
+        help="A token server that belongs to the registry; repeatable "
+        "[default: $BLOBSTORE_REALMS].",
+    ),
+]
+
+
+def credentials() -> Credentials:
+    """Return the logins in the files that the environment names."""
+    from blobstore.store.registry.logins import Credentials, login_files
+
+    home = Path(os.path.expanduser("~"))  # noqa: PTH111  # Path.home raises without a home
+    return Credentials(*login_files(os.environ, home, os.getuid()))
+
+
+def realms_of(given: list[str] | None) -> list[str]:
+    """Return the token servers that ``--realm`` or the environment names."""
+    named = given or os.environ.get("BLOBSTORE_REALMS", "").split(",")
+    return [realm.strip().lower() for realm in named if realm.strip()]
+
+
+def registry_access(
+    insecure: bool, ca_file: str | None, realm: list[str] | None = None
+) -> blobstore.RegistryAccess:
+    """Return how to connect to registries, with the logins of the environment."""
+    return blobstore.RegistryAccess(
+        insecure=insecure, credentials=credentials(), realms=realms_of(realm), ca_file=ca_file
+    )

@@ -24,7 +24,7 @@ from support.token_server import (
 )
 
 from blobstore.cli.main import run
-from blobstore.cli.sharing import credentials
+from blobstore.cli.stores import credentials
 from blobstore.store.registry.logins import Login, Secret
 
 
