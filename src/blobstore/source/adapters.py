@@ -17,11 +17,10 @@ from __future__ import annotations
 import math
 import re
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from functools import lru_cache
 from itertools import count, takewhile
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any
 
 from blobstore.errors import UnsupportedSourceError, quoted
 from blobstore.formats.strictjson import Between, Document, parse_document, parse_object
@@ -42,13 +41,15 @@ _PEFT_IGNORES = re.compile(
     "|runtime_config|target_modules|task_type"
 )
 """Settings that do not change what tensors mean. Unknown ones must be unset."""
-_STARTS = (None, True, False, "gaussian", "eva", "orthogonal")
-"""Values of init_lora_weights that leave the base as it is. PiSSA and others change it first."""
+_PEFT_VALUES: Mapping[str, tuple[Any, ...]] = {
+    "peft_type": ("LORA",),
+    # Those that leave the base as it is. PiSSA and others change it first.
+    "init_lora_weights": (None, True, False, "gaussian", "eva", "orthogonal"),
+}
 _PART = r"(?:[\w^$|.-]|\\[.d]|\[(?:0-9|[0-9]+)\])*"
 _QUICK = re.compile(rf"{_PART}(?:(?:\.[*+]|\\d\+){_PART})?", re.ASCII)
 """Patterns that are quick for every name of that length."""
 _LONGEST, _MOST_PATTERNS = 256, 1000
-_T = TypeVar("_T")
 _Rank = Annotated[int, Between(1, 2**20)]
 _Number = Annotated[int, Between(-(2**31), 2**31)] | float
 
@@ -57,7 +58,6 @@ _Number = Annotated[int, Between(-(2**31), 2**31)] | float
 class _Peft(Document):
     """PEFT's settings that say what tensors mean."""
 
-    peft_type: str
     r: _Rank = 8
     lora_alpha: _Number = 8
     rank_pattern: Mapping[str, _Rank] | None = None
@@ -67,7 +67,6 @@ class _Peft(Document):
     fan_in_fan_out: bool | None = False
     bias: str = "none"
     modules_to_save: list[str] | None = None
-    init_lora_weights: Any = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,13 +84,13 @@ class _Rules:
     """What an adapter's names and settings mean.
 
     ``kinds``: for each kind of module the ends of its tensors' names, and whether their product is
-    transposed. ``scale``: the rank and the scale of a module. ``replaces``: whether the tensor of
-    that name is a weight itself.
+    transposed. ``scale``: the rank and the scale of a module. ``weights``: what the names of
+    tensors contain that are weights themselves.
     """
 
-    kinds: tuple[tuple[Mapping[str, str], bool], ...]
+    kinds: Sequence[tuple[Mapping[str, str], bool]]
     scale: Callable[[str], tuple[int, float]]
-    replaces: Callable[[str], bool]
+    weights: re.Pattern[str]
 
 
 def adapted_weights(
@@ -121,7 +120,7 @@ def adapted_weights(
         own, end = name.removeprefix(_PREFIX), next(filter(name.endswith, ends), None)
         if end is not None:
             modules[own.removesuffix(end)][end] = tensor
-        elif rules.replaces(name):
+        elif rules.weights.search(name):
             _replace(base, own.replace(".base_layer.", "."), tensor)
         else:
             raise _refused(tensor, "its name is unknown")
@@ -142,61 +141,52 @@ def _unsupported(path: str, what: str) -> UnsupportedSourceError:
 
 
 def _peft(said: Mapping[str, Any], path: str) -> _Rules:
-    if said["peft_type"] != "LORA":
-        raise _unsupported(path, f"peft_type {quoted(str(said['peft_type']))}")
-    config = parse_document(_Peft, said, path, RULE)
     known = {field.name for field in fields(_Peft)}
-    start = config.init_lora_weights
     odd = [
         f"{key} {quoted(str(value))}"
         for key, value in said.items()
-        if value and key not in known and not _PEFT_IGNORES.fullmatch(key)
+        if (
+            key not in _PEFT_VALUES
+            and key not in known
+            and value
+            and not _PEFT_IGNORES.fullmatch(key)
+        )
+        or value not in _PEFT_VALUES.get(key, (value,))
     ]
-    odd += [] if start in _STARTS else [f"init_lora_weights {quoted(str(start))}"]
-    patterns = (config.rank_pattern or {}, config.alpha_pattern or {})
-    for one in (*patterns[0], *patterns[1]):
-        odd += [] if _QUICK.fullmatch(one) else [f"the pattern {quoted(one)}"]
-    if odd or max(map(len, patterns)) > _MOST_PATTERNS:
+    config = parse_document(_Peft, {} if odd else said, path, RULE)
+    ranks, alphas = config.rank_pattern or {}, config.alpha_pattern or {}
+    odd += [f"the pattern {quoted(one)}" for one in (*ranks, *alphas) if not _QUICK.fullmatch(one)]
+    if odd or max(len(ranks), len(alphas)) > _MOST_PATTERNS:
         raise _unsupported(path, odd[0] if odd else f"over {_MOST_PATTERNS:,} patterns")
+    rank_of, alpha_of = _matcher(ranks, config.r), _matcher(alphas, config.lora_alpha)
 
     def scale(module: str) -> tuple[int, float]:
-        rank = _matching(patterns[0], module, config.r)
-        alpha = _matching(patterns[1], module, config.lora_alpha)
-        return rank, alpha / (math.sqrt(rank) if config.use_rslora else rank)
+        rank = rank_of(module)
+        return rank, alpha_of(module) / (math.sqrt(rank) if config.use_rslora else rank)
 
-    def replaces(name: str) -> bool:
-        is_saved = any(f"{module}." in name for module in config.modules_to_save or ())
-        is_bias = config.bias != "none" and name.endswith(".bias")
-        return is_saved or is_bias or ".base_layer." in name
-
+    saved = [re.escape(f"{module}.") for module in config.modules_to_save or ()]
+    biases = [] if config.bias == "none" else [r"\.bias\Z"]
+    weights = re.compile("|".join([r"\.base_layer\.", *biases, *saved]))
     linear = {TALL: ".lora_B.weight", WIDE: ".lora_A.weight"}
     embedding = {TALL: ".lora_embedding_B", WIDE: ".lora_embedding_A"}
-    kinds: tuple[tuple[Mapping[str, str], bool], ...] = (
-        (linear, bool(config.fan_in_fan_out)),
-        (embedding, True),
-    )
     if config.use_dora:  # magnitudes of a transposed weight are those of its columns
         linear[MAGNITUDE] = ".lora_magnitude_vector"
-        kinds = () if config.fan_in_fan_out else kinds[:1]
-    return _Rules(kinds, scale, replaces)
+        return _Rules([] if config.fan_in_fan_out else [(linear, False)], scale, weights)
+    return _Rules([(linear, bool(config.fan_in_fan_out)), (embedding, True)], scale, weights)
 
 
-def _matching(patterns: Mapping[str, _T], module: str, usual: _T) -> _T:
-    found = (
-        value for pattern, value in patterns.items() if _compiled(pattern).match(module[-_LONGEST:])
+def _matcher(patterns: Mapping[str, Any], usual: Any) -> Callable[[str], Any]:
+    """Return what gives the value of the first pattern that matches the end of a module's path."""
+    compiled = [(re.compile(rf"(?:.*\.)?(?:{one})$"), value) for one, value in patterns.items()]
+    return lambda module: next(
+        (value for pattern, value in compiled if pattern.match(module[-_LONGEST:])), usual
     )
-    return next(found, usual)
-
-
-@lru_cache(2 * _MOST_PATTERNS)
-def _compiled(pattern: str) -> re.Pattern[str]:
-    return re.compile(rf"(?:.*\.)?(?:{pattern})$")
 
 
 def _mlx_lm(said: Mapping[str, Any], path: str) -> _Rules:
     kind = said.get("fine_tune_type", "lora")
     if kind == "full":
-        return _Rules((), lambda _: (1, 0.0), lambda _: True)
+        return _Rules([], lambda _: (1, 0.0), re.compile(""))
     given: dict[str, Any] = said.get("lora_parameters") or {}
     config = parse_document(_MlxLm, given, f"{path}: lora_parameters", RULE)
     odd = sorted(given.keys() - {field.name for field in fields(_MlxLm)})
@@ -206,7 +196,7 @@ def _mlx_lm(said: Mapping[str, Any], path: str) -> _Rules:
     experts = {TALL: ".lora_b", WIDE: ".lora_a"}
     # Linear modules, embeddings, stacked experts.
     kinds = ((linear, True), (linear, False), (experts, False))
-    return _Rules(kinds, lambda _: (config.rank, config.scale), lambda _: False)
+    return _Rules(kinds, lambda _: (config.rank, config.scale), re.compile("(?!)"))
 
 
 def _replace(base: dict[str, SourceWeight], name: str, tensor: SourceTensor) -> None:

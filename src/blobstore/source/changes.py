@@ -1,7 +1,8 @@
-"""Changes: what an adapter adds to the values of a weight, in float32. Pure.
+"""Changes: what an adapter adds to the values of a weight. Pure.
 
-Ranks are summed in their order by elementwise operations: a BLAS would sum in other orders on other
-machines. It takes 0.4 ns for each rank of a value.
+A BLAS sums in other orders on other machines. So each row of one factor and each column of the
+other are rounded to as many bits (25 for rank 8, 23 for 64) as let float64 hold every sum of their
+products exactly, in any order. The product is then rounded to float32, as all other results are.
 """
 
 from __future__ import annotations
@@ -17,8 +18,6 @@ from blobstore.source.folders import SourceTensor
 
 TALL, WIDE, MAGNITUDE = FACTORS = (".tall", ".wide", ".magnitude")
 """The suffixes of an adapter's tensors among those of a weight."""
-_BLOCK = 2**16
-"""Values that are summed at a time: they stay in a core's cache."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,47 +47,48 @@ class LowRank:
         self, parts: Mapping[str, SourceTensor], matrix: int, rows: range, shape: tuple[int, ...]
     ) -> Iterator[Region]:
         """Yield the bytes of ``parts`` that change ``rows`` of a matrix."""
-        number, (height, width) = self.matrix + matrix, shape[-2:]
-        lines, columns = rows, range(width)
-        if self.transposed:
-            height, width, lines, columns = width, height, columns, lines
-        item, begin = parts[WIDE].dtype.bits // 8, number * self.rank
-        yield Region(
-            WIDE, width * item, begin, begin + self.rank, columns.start * item, columns.stop * item
-        )
-        for suffix, run, of, values in (
-            (TALL, lines, height, self.rank),
-            (MAGNITUDE, rows, shape[-2], 1),
-        ):
+        axes = {WIDE: 1} if self.transposed else {TALL: 0}
+        for suffix, own in self.shapes(shape[-2:]).items():
             if suffix in parts:
-                line, first = values * parts[suffix].dtype.bits // 8, number * of
-                yield Region.lines(suffix, line, first + run.start, first + run.stop)
+                height, width = (*own, 1)[:2]
+                spans = [range(height), range(width)]
+                if suffix != (TALL if self.transposed else WIDE):
+                    spans[axes.get(suffix, 0)] = rows
+                item, first = parts[suffix].dtype.bits // 8, (self.matrix + matrix) * height
+                lines, columns = spans
+                yield Region(
+                    suffix,
+                    width * item,
+                    first + lines.start,
+                    first + lines.stop,
+                    columns.start * item,
+                    columns.stop * item,
+                )
 
     def apply(self, factors: Mapping[str, Array], values: Array, out: Array) -> None:
         """Fill ``out`` with changed rows of values, rounded; their ``factors`` are float32."""
-        wide, tall = factors[WIDE].reshape(self.rank, -1), factors[TALL].reshape(-1, self.rank)
-        left, right = (wide.T, np.ascontiguousarray(tall.T)) if self.transposed else (tall, wide)
-        step = max(1, _BLOCK // values.shape[1])
-        for first in range(0, len(values), step):
-            rows = slice(first, first + step)
-            product = np.empty(values[rows].shape, np.float32)
-            total = np.zeros_like(product)
-            for number in range(self.rank):
-                np.multiply(left[rows, number, None], right[number], out=product)
-                total += product
-            total *= np.float32(self.scale)
-            total += values[rows].astype(np.float32)
-            if MAGNITUDE in factors:
-                total *= (factors[MAGNITUDE].reshape(-1)[rows] / _norms(total))[:, None]
-            out[rows] = total
+        tall, wide = factors[TALL].reshape(-1, self.rank), factors[WIDE].reshape(self.rank, -1)
+        left, right = (wide.T, tall.T) if self.transposed else (tall, wide)
+        total = _product(left, right).astype(np.float32)
+        total *= np.float32(self.scale)
+        total += values
+        if MAGNITUDE in factors:
+            # In one order: `sum` has others on other machines.
+            squares = np.add.accumulate(np.square(total, dtype=np.float64), 1)
+            norms = np.sqrt(squares[:, -1:]).astype(np.float32)
+            total *= factors[MAGNITUDE].reshape(-1, 1) / norms
+        out[:] = total
 
 
-def _norms(rows: Array) -> Array:
-    """Return the Euclidean norms of rows, whose squares are always summed in the same order."""
-    squares = np.square(rows, dtype=np.float64)
-    while (width := squares.shape[1]) > 1:
-        half = (width + 1) // 2
-        squares[:, : width - half] += squares[:, half:]
-        squares = squares[:, :half]
-    norms: Array = np.sqrt(squares[:, 0]).astype(np.float32)
-    return norms
+def _product(left: Array, right: Array) -> Array:
+    bits = (53 - (left.shape[1] - 1).bit_length()) // 2
+    product: Array = _rounded(left, bits, 1) @ _rounded(right, bits, 0)
+    return product
+
+
+def _rounded(factor: Array, bits: int, axis: int) -> Array:
+    """Return float64 multiples of powers of two, of ``bits`` beside the largest of each line."""
+    _, exponents = np.frexp(np.abs(factor).max(axis, keepdims=True))
+    steps = np.ldexp(1.0, exponents - bits)
+    rounded: Array = np.rint(factor / steps) * steps
+    return rounded
