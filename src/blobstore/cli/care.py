@@ -20,6 +20,7 @@ from blobstore.cli.output import (
     duration,
     emit,
     printable,
+    say_empty,
     shortened,
     show_result,
     show_table,
@@ -33,6 +34,7 @@ from blobstore.cli.stores import (
     StoreOption,
     WaitOption,
     folder_store_at,
+    is_new,
     source_at,
     store_at,
     stores_at,
@@ -104,6 +106,9 @@ def verify(
 
     part = Sample.parse(sample) if sample is not None else None
     layers, upper = stores_at(store, lower), store_at(store)
+    if is_new(upper) and not (names or layers.lower or as_json):
+        say_empty(upper.address)
+        return 0
     result = with_bar(
         blobstore.verify,
         upper,
@@ -311,10 +316,15 @@ def du(
 
     UNIQUE is what rm would free, SHARED is needed by other models too.
     """
-    show_result(blobstore.measure_usage(store_at(store), names or ()), _show_usage, as_json)
+    opened = store_at(store)
+    usage = blobstore.measure_usage(opened, names or ())
+    show_result(usage, partial(_show_usage, opened.address), as_json)
 
 
-def _show_usage(usage: Usage) -> None:
+def _show_usage(address: str, usage: Usage) -> None:
+    if not (usage.models or usage.blobs):
+        say_empty(address)
+        return
     show_table(("NAME", "SIZE", "UNIQUE", "SHARED"), list(map(_usage_row, usage.models)))
     needless = f"{size(usage.reclaimable)} not needed by any model"
     emit(f"{counted(usage.blobs, 'blob')}, {size(usage.nbytes)}; {needless}")

@@ -177,7 +177,7 @@ def import_(
     as_json: JsonOption = False,
     **options: Any,
 ) -> None:
-    """Import a checkpoint into the store, and quantize it on the way."""
+    """Import a checkpoint, and quantize it on the way."""
     from blobstore.importer.run import name_for
     from blobstore.source.weights import FetchOptions
 

@@ -23,6 +23,7 @@ from blobstore.cli.output import (
     counts,
     cut_text,
     emit,
+    has_colours,
     printable,
     shape,
     shortened,
@@ -271,7 +272,7 @@ def quality(
 
 
 def _plot(report: blobstore.ModelQuality) -> None:
-    """Draw the errors in the terminal's width; in colour if it is a terminal (no-color.org)."""
+    """Draw the errors in the terminal's width."""
     from blobstore.plots.charts import TensorError, error_lines
     from blobstore.views.documents import document_of
 
@@ -280,7 +281,7 @@ def _plot(report: blobstore.ModelQuality) -> None:
         map(TensorError.of_document, document_of(report)["tensors"]),
         shutil.get_terminal_size().columns,
         ascii_only=not encoding.startswith("utf"),
-        colours=sys.stdout.isatty() and not os.environ.get("NO_COLOR"),
+        colours=has_colours(sys.stdout),
     )
     emit("\n".join(["", *lines]) if lines else "No tensor was changed.")
 

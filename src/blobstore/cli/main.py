@@ -26,6 +26,7 @@ from typer.core import TyperCommand, TyperGroup
 
 from blobstore._version import __version__
 from blobstore.cli.output import PLAIN, ReaderGoneError, emit, fail, show_help, show_json
+from blobstore.cli.stores import StoreOption
 from blobstore.errors import BlobStoreError, UsageError
 
 EXIT_FAILED = 1
@@ -102,6 +103,24 @@ HEADINGS = {
     "Scripts": {"schema": "main:schema", "completion": "completion:completion"},
 }
 """The commands by the headings of the help, in its order, and their functions in this room."""
+_MEANT = {
+    "import": "add build convert create download quantize",
+    "list": "images models ps search",
+    "show": "cat info",
+    "run": "chat generate",
+    "mv": "rename",
+    "cp": "copy tag",
+    "rm": "delete remove rmi uninstall",
+    "push": "upload",
+    "serve": "start",
+    "verify": "check fsck",
+    "prune": "clean gc",
+    "du": "df size",
+    "--version": "version",
+}
+"""The words of other programs for our commands."""
+_CONTINUES = frozenset(("import", "work", "pull", "push", "cp", "load", "pack", "unpack"))
+"""Commands that use what an interrupted run of theirs left."""
 _HIDDEN = {"ls": "models:list_", "complete": "completion:complete"}
 _PLACES = {
     name: place for places in (*HEADINGS.values(), _HIDDEN) for name, place in places.items()
@@ -160,6 +179,15 @@ class _Group(TyperGroup):
     def get_command(self, ctx: Any, cmd_name: str) -> Any:  # noqa: ARG002  # typer passes it
         return _command(cmd_name) if cmd_name in _PLACES else None
 
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        return super().parse_args(ctx, [*args[1:], "--help"] if args[:1] == ["help"] else args)
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        for meant, words in _MEANT.items():
+            if args[0] in words.split():
+                raise UsageError(f"no command {args[0]!r}", hint=f"Use blobstore {meant}.")
+        return super().resolve_command(ctx, args)
+
     def format_commands(self, ctx: Any, formatter: Any) -> None:  # noqa: ARG002  # typer passes it
         width = max(len(name) for names in HEADINGS.values() for name in names)
         for heading, names in HEADINGS.items():
@@ -179,6 +207,7 @@ app = typer.Typer(
     "Start with: blobstore import FOLDER",
     context_settings={"help_option_names": ["-h", "--help"]},
     cls=_Group,
+    epilog="blobstore help COMMAND, or blobstore COMMAND --help, shows how a command is used.",
     **PLAIN,
 )
 
@@ -199,12 +228,15 @@ def _options(
         bool,
         Option(
             "--version",
+            "-V",
             help="Show the version, the compute kernels and the SHA-256 in use.",
             callback=_show_version,
             is_eager=True,
         ),
     ] = False,
+    store: StoreOption = None,
 ) -> None:
+    context.default_map = {name: {"store": store} for name in _PLACES}
     show_help(context)
 
 
@@ -244,7 +276,7 @@ def _end_when_interrupted(signals: int) -> None:
     ):
         pass
     time.sleep(_GRACE_S)
-    os.write(2, b"Error: interrupted\n")
+    _fail_interrupted(sys.argv[1:])
     os._exit(EXIT_INTERRUPTED)
 
 
@@ -294,5 +326,10 @@ def run(arguments: list[str]) -> int:
     except ReaderGoneError:
         return 0
     if code == EXIT_INTERRUPTED:  # typer's answer to Ctrl-C
-        fail("interrupted")
+        _fail_interrupted(arguments)
     return code
+
+
+def _fail_interrupted(arguments: list[str]) -> None:
+    command = next((word for word in arguments if word in _PLACES), None)
+    fail("interrupted" + ("; the same command continues" if command in _CONTINUES else ""))

@@ -28,6 +28,7 @@ from blobstore.cli.output import (
     emit,
     note,
     printable,
+    say_empty,
     shape,
     show_coverage,
     show_facts,
@@ -80,7 +81,7 @@ def list_(
     elif listed:
         _show_list(listed)
     else:
-        emit(printable(f"No models in {opened.address} yet. Import one: blobstore import FOLDER"))
+        say_empty(opened.address)
     with _note_unreadable():
         if (newest := opened.upper.newer) is not None and (newer := newest.names()):
             names = ", ".join(map(str, newer[:_SHOWN])) + (", …" if len(newer) > _SHOWN else "")

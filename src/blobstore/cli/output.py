@@ -14,7 +14,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Annotated, Any, ParamSpec, TypeVar
+from typing import IO, TYPE_CHECKING, Annotated, Any, ParamSpec, TypeVar
 
 import typer
 from typer import Argument, Option
@@ -93,6 +93,7 @@ Jobs = Annotated[
 JsonOption = Annotated[bool, Option("--json", help="Print one JSON document.")]
 Model = Annotated[str, Argument(metavar="NAME", help="A stored model.")]
 _LONGEST_MESSAGE = 1000
+_RED, _YELLOW, _CYAN = 31, 33, 36
 LONGEST_REASON = 120
 """Of why something is broken, in a row of a table."""
 _FLAGS = {
@@ -148,17 +149,34 @@ def emit(text: str = "", end: str = "\n") -> None:
         raise from_os_error(error, "write to", "standard output") from error
 
 
+def has_colours(stream: IO[str]) -> bool:
+    """Return True for a terminal with colours, unless the user wants none (no-color.org)."""
+    is_dumb = os.environ.get("TERM") == "dumb"
+    return stream.isatty() and not (is_dumb or os.environ.get("NO_COLOR"))
+
+
+def _remark(label: str, colour: int, text: str) -> None:
+    if has_colours(sys.stderr):
+        label = f"\x1b[1;{colour}m{label}\x1b[0m"
+    print(f"{label} {printable(text)}", file=sys.stderr)
+
+
 def fail(message: str, hint: str | None = None) -> None:
     """Print ``Error: …`` and, where there is one, ``Hint: …`` on stderr, one line each."""
     text = message if len(message) <= _LONGEST_MESSAGE else f"{message[:_LONGEST_MESSAGE]}…"
-    print(f"Error: {printable(text)}", file=sys.stderr)
+    _remark("Error:", _RED, text)
     if hint:
-        print(f"Hint: {printable(with_flags(hint))}", file=sys.stderr)
+        _remark("Hint:", _CYAN, with_flags(hint))
 
 
 def note(text: str) -> None:
     """Print ``Note: …`` on stderr: what to know with the result."""
-    print(f"Note: {printable(with_flags(text))}", file=sys.stderr)
+    _remark("Note:", _YELLOW, with_flags(text))
+
+
+def say_empty(address: str) -> None:
+    """Print that a store has no models yet, and how it gets one."""
+    emit(printable(f"No models in {address} yet. Import one: blobstore import FOLDER"))
 
 
 def flag_of(name: str) -> str:

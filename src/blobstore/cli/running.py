@@ -21,6 +21,7 @@ from blobstore.cli.output import (
     flag_of,
     note,
     printable,
+    say_empty,
     show_json,
 )
 from blobstore.cli.stores import (
@@ -437,6 +438,8 @@ def serve(
         if lm is not None:
             lines.append(f"Serving {lm} at {address}v1 (OpenAI API)")
         emit("\n".join(lines))  # at once: a reader may leave after the first line
+        if not opened.manifests.names():
+            say_empty(opened.address)
 
     hosts = Hosts(host, allowed_host or ())
     if lm is not None:

@@ -66,19 +66,23 @@ PolicyOption = Annotated[
 
 def push(
     name: Model,
+    reference: Annotated[
+        str | None,
+        Argument(
+            metavar="REF",
+            help="Destination: HOST/NAMESPACE/MODEL[:TAG] [default: the model's name].",
+        ),
+    ] = None,
     to: Annotated[
         str | None,
-        Option(
-            metavar="NAME",
-            help="Destination: HOST/NAMESPACE/MODEL:TAG [default: the model's name].",
-        ),
+        Option(metavar="NAME", help="The same as REF."),
     ] = None,
     artifact: Annotated[
         str | None,
         Option(
             metavar="modelpack|image|oci",
             help="Send a different form: a ModelPack artifact or an image of exported files, "
-            "or the same blobs under an OCI manifest. Needs --to.",
+            "or the same blobs under an OCI manifest. Needs a REF.",
         ),
     ] = None,
     form: Annotated[
@@ -113,6 +117,9 @@ def push(
     """Send a model to a registry. Only blobs that the registry lacks are sent."""
     access = registry_access(insecure, ca_file, realm)
     source = store_at(store)
+    if reference is not None and to is not None:
+        raise UsageError("push takes a REF or --to, not both")
+    to = reference or to
     files = {"format": form, "dequantize": dequantize, "max_shard_size": max_shard_size}
     given = {key: value for key, value in files.items() if value is not None}
     _check_artifact(artifact, to, given)
@@ -136,7 +143,7 @@ def _check_artifact(kind: str | None, to: str | None, given: Mapping[str, str]) 
         raise UsageError("--artifact oci has the blobs of the model, not the files of an export")
     if kind is not None and to is None:
         raise UsageError(
-            "--artifact needs --to", hint="Under the model's own name it would replace the model."
+            "--artifact needs a REF", hint="Under the model's own name it would replace the model."
         )
 
 

@@ -58,19 +58,30 @@ def store_at(
 
     ``cache``: for the blobs of a bucket; None: they are read from it.
 
-    Raises: NotFoundError when one that is named does not exist, and it is not ``may_be_new``: the
-    path is misspelt.
+    Raises: NotFoundError when ``folder`` does not exist, and it is not ``may_be_new``: the path is
+    misspelt. On a fresh machine the others need not exist.
     """
     if folder == "":
         raise UsageError("--store is empty", hint="Is a variable unset?")
-    environment = os.environ.get("BLOBSTORE_STORE") or os.environ.get("OLLAMA_MODELS")
-    named = folder or environment or None
+    named = folder or _environment()
     if named is not None and "://" in named:
         return _store_in_bucket(named, wait_s, cache)
     store = blobstore.open_store(named, wait_s=wait_s)
-    if named is not None and not may_be_new:
+    if not may_be_new and (folder or (named and os.path.lexists(store.root))):
         store.require()
     return store
+
+
+def is_new(store: Any) -> bool:
+    """Return True if no program has made the default store yet.
+
+    False for one that is named: it may be on a disk that is not mounted.
+    """
+    return not (_environment() or store.root is None or os.path.lexists(store.root))
+
+
+def _environment() -> str | None:
+    return os.environ.get("BLOBSTORE_STORE") or os.environ.get("OLLAMA_MODELS") or None
 
 
 def source_at(address: str) -> str | blobstore.Folder:

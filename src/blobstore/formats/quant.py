@@ -8,6 +8,7 @@ U32 words, the first code in the lowest bits.
 from __future__ import annotations
 
 import enum
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -59,10 +60,10 @@ class QuantType(enum.Enum):
             name = text.lower()
             return cls(_ALIASES.get(name, name))
         except (AttributeError, ValueError):
-            known = ", ".join(member.value for member in cls)
-            raise UsageError(
-                f"unknown quantization type {text!r}", hint=f"Use one of: {known}."
-            ) from None
+            known = f"Use one of: {', '.join(member.value for member in cls)}."
+            if bits := re.search(r"(?<![0-9])[2-8](?![0-9])", str(text)):  # q4_K_M and int3 are other programs' words
+                known = f"The nearest is int{4 if int(bits[0]) <= 4 else 8}. {known}"  # noqa: PLR2004
+            raise UsageError(f"unknown quantization type {text!r}", hint=known) from None
 
     @property
     def is_affine(self) -> bool:

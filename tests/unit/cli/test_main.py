@@ -54,6 +54,28 @@ def test_incomplete_commands_name_the_help(cli: Cli, words: str, says: str, comm
     assert hint == f"Hint: {command} --help shows the usage."
 
 
+@pytest.mark.parametrize(
+    ("words", "hint"),
+    [
+        ("version", "Use blobstore --version."),
+        ("create m -f Modelfile", "Use blobstore import."),
+        ("rmi m", "Use blobstore rm."),
+        ("plan x --quant q4_K_M", "The nearest is int4. Use one of: int4, "),
+        ("plan x --quant Q6_K", "The nearest is int8. Use one of: int4, "),
+        ("plan x --quant f16", "Use one of: int4, "),
+        ("plan x --quant awq", "Use one of: int4, "),
+    ],
+)
+def test_words_of_other_programs_name_ours(cli: Cli, words: str, hint: str) -> None:
+    assert f"\nHint: {hint}" in cli.refused(*words.split())
+
+
+def test_help_is_a_word_too(cli: Cli) -> None:
+    assert cli("help") == cli("--help")
+    assert cli("help", "metadata", "get") == cli("metadata", "get", "--help")
+    assert cli("-V") == cli("--version")
+
+
 # The end of a process
 
 

@@ -129,7 +129,8 @@ def test_ctrl_c_ends_an_import_and_leaves_the_store(
         text=True,
         check=False,
     )
-    assert (done.returncode, done.stdout, done.stderr.strip()) == (130, "", "Error: interrupted")
+    error = "Error: interrupted; the same command continues"
+    assert (done.returncode, done.stdout, done.stderr.strip()) == (130, "", error)
     after = {name: digest for name, digest in snapshot(store).items() if "/left/" not in name}
     assert after == before  # but for whole blobs, which the next import takes
     assert list((store.root / ".blobstore/tmp").iterdir()) == []

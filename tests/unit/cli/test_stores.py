@@ -40,7 +40,24 @@ def test_a_named_store_that_does_not_exist_is_an_error(cli: Cli, tmp_path: Path)
         error = cli.refused(*line.split(), "--store", tmp_path / "typo", code=1)
         assert error.startswith(f"Error: there is no store at {tmp_path}/typo\nHint: ")
         assert not (tmp_path / "typo").exists()
-    assert cli.refused("list", code=1).startswith(f"Error: there is no store at {cli.store.root}\n")
+    missing = f"Error: there is no store at {cli.store.root}\n"
+    assert cli.refused("verify", code=1).startswith(missing)  # its disk may not be mounted
+
+
+def test_a_fresh_machine_has_no_models_yet(
+    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    empty = f"No models in {cli.store.root} yet. Import one: blobstore import FOLDER\n"
+    assert (cli.text("list"), cli.text("du")) == (empty, empty)
+    monkeypatch.delenv("OLLAMA_MODELS")
+    monkeypatch.setenv("HOME", str(tmp_path / "new"))
+    assert cli.text("verify").startswith(f"No models in {tmp_path}/new/.ollama/models yet.")
+
+
+def test_the_store_may_stand_before_the_command(cli: Cli, source: Path, tmp_path: Path) -> None:
+    cli.text("--store", tmp_path / "a", "import", source, "m")
+    assert [one["name"] for one in cli.json("--store", tmp_path / "a", "list")] == ["m:latest"]
+    assert cli.json("--store", tmp_path / "b", "list", "--store", tmp_path / "a") != []
 
 
 @pytest.mark.parametrize("inside", ["models", "documents"])
