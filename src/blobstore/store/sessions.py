@@ -231,9 +231,11 @@ def unique(descriptors: Iterable[Descriptor]) -> list[Descriptor]:
     return list({descriptor.digest: descriptor for descriptor in descriptors}.values())
 
 
-def blob_not_found(digest: Digest, path: str | None = None) -> NotFoundError:
+def blob_not_found(
+    digest: Digest, path: str | None = None, *, hint: str | None = None
+) -> NotFoundError:
     """Return the error for a blob that does not exist."""
-    return NotFoundError(f"blob {digest} is missing", blob=str(digest), path=path)
+    return NotFoundError(f"blob {digest} is missing", blob=str(digest), path=path, hint=hint)
 
 
 def check_blob_size(descriptor: Descriptor, nbytes: int | None, path: str | None = None) -> None:

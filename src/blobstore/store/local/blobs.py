@@ -156,7 +156,8 @@ class BlobFolder(Blobs):
                 continue
             except BlobStoreError as error:
                 raise error.about(blob=str(digest)) from error
-        raise blob_not_found(digest, str(self.path))
+        hint = "Restore it: blobstore repair NAME --from SOURCE, or pull the model again."
+        raise blob_not_found(digest, str(self.path), hint=hint)
 
     def headers(self, descriptors: Sequence[Descriptor], budget: Budget) -> Sequence[Header | None]:
         """See `Blobs`; None for a blob that has an old Ollama's name."""
