@@ -426,7 +426,7 @@ class HttpClient(Closing):
                 self.connections = connections
 
     def close(self) -> None:
-        self._kept.close()
+        self._kept.disconnect_idle()
 
     def _request_with_login(
         self, request: Request, target: RequestTarget, limits: RequestLimits

@@ -231,16 +231,16 @@ class Connections:
             connection.finish()
             self._idle[address.origin].append(connection)
             if self._is_closed or sum(map(len, list(self._idle.values()))) > _MOST_IDLE:
-                self._disconnect_idle()
+                self.disconnect_idle()
         else:
             connection.disconnect()
 
     def close(self) -> None:
-        """Close what is idle. Connections that other threads give back later are not kept."""
+        """Close what is idle, and what replies that outlive the client give back."""
         self._is_closed = True
-        self._disconnect_idle()
+        self.disconnect_idle()
 
-    def _disconnect_idle(self) -> None:
+    def disconnect_idle(self) -> None:
         for connections in list(self._idle.values()):
             with suppress(IndexError):  # it is empty, perhaps by another thread
                 while True:
