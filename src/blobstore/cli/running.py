@@ -7,7 +7,7 @@ import re
 import signal
 import sys
 from collections.abc import Iterable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Argument, Option
@@ -20,6 +20,7 @@ from blobstore.cli.output import (
     fail,
     flag_of,
     note,
+    parse_size,
     printable,
     say_empty,
     show_json,
@@ -35,8 +36,6 @@ from blobstore.errors import BlobStoreError, UsageError, quoted
 from blobstore.names import ModelName
 
 if TYPE_CHECKING:
-    from starlette.routing import BaseRoute
-
     from blobstore.mlx_lm.conversation import Conversation, Generation, LanguageModel
     from blobstore.mlx_lm.prompts import Prompts
 
@@ -403,10 +402,24 @@ def serve(
         ),
     ] = None,
     lm: Annotated[
-        str | None,
+        list[str] | None,
         Option(
             metavar="NAME",
-            help="Serve a stored model to OpenAI clients at /v1/ (with mlx-lm).",
+            help="Serve a stored model to OpenAI clients at /v1/ (with mlx-lm); repeatable.",
+        ),
+    ] = None,
+    memory: Annotated[
+        str | None,
+        Option(
+            metavar="SIZE",
+            help="Unload models while their weights are larger together, such as 8GB.",
+        ),
+    ] = None,
+    api_key: Annotated[
+        str | None,
+        Option(
+            metavar="KEY",
+            help="Clients of /v1/ must send this key [env: BLOBSTORE_API_KEY].",
         ),
     ] = None,
     allow_origin: Annotated[
@@ -416,13 +429,22 @@ def serve(
             help="A site whose pages may use /v1/, or * for all; repeatable.",
         ),
     ] = None,
+    log: Annotated[
+        bool | None,
+        Option("--log/--no-log", help="Print a line for each request [default: on a terminal]."),
+    ] = None,
     store: StoreOption = None,
     lower: LowerOption = None,
     cache: CacheOption = None,
     cache_size: CacheSizeOption = None,
 ) -> None:
     """Serve web pages and an API of the store. Nothing can be changed."""
-    _check_names(allowed_host or (), allow_origin or (), lm)
+    _check_names(allowed_host or (), allow_origin or ())
+    only_lm = {"--allow-origin": allow_origin, "--memory": memory, "--api-key": api_key}
+    if not lm and (unused := [flag for flag, given in only_lm.items() if given is not None]):
+        raise UsageError(f"{unused[0]} needs a model to serve", hint="Use --lm NAME.")
+    if api_key == "":
+        raise UsageError("--api-key is empty", hint="Leave it out to serve without a key.")
     opened = cached_stores_at(store, lower, cache, cache_size)
     try:
         import starlette  # noqa: F401
@@ -435,46 +457,37 @@ def serve(
 
     def show(address: str) -> None:
         lines = [f"Serving {opened.address} at {address}"]
-        if lm is not None:
-            lines.append(f"Serving {lm} at {address}v1 (OpenAI API)")
+        if lm:
+            lines.append(f"Serving {', '.join(lm)} at {address}v1 (OpenAI API)")
         emit("\n".join(lines))  # at once: a reader may leave after the first line
         if not opened.manifests.names():
             say_empty(opened.address)
 
     hosts = Hosts(host, allowed_host or ())
-    if lm is not None:
-        check_address(host, port)  # before the model is loaded
-    with _chat(lm, opened, allow_origin or ()) as chat:
-        app = application(opened, hosts, more=[*distribution_routes(opened), *chat])
-        serve_at(app, host, port, ready=show)
+    with ExitStack() as stack:
+        more = distribution_routes(opened)
+        if lm:
+            check_address(host, port)  # before a model is loaded
+            from blobstore.mlx_lm.chat_service import load_service
+            from blobstore.web.chat import Chat
+
+            limit = {} if memory is None else {"memory": parse_size(memory)}
+            with loading(lm[0]):
+                service = load_service(lm, store=opened, note=note, **limit)
+            stack.enter_context(closing(service))
+            key = api_key or os.environ.get("BLOBSTORE_API_KEY") or None
+            more = [*more, Chat(service, allow_origin or (), key).route()]
+        app = application(opened, hosts, more=more)
+        serve_at(app, host, port, ready=show, log=sys.stderr.isatty() if log is None else log)
 
 
-def _check_names(hosts: Iterable[str], origins: Iterable[str], lm: str | None) -> None:
+def _check_names(hosts: Iterable[str], origins: Iterable[str]) -> None:
     """Raise UsageError for names that no request could ever have."""
     for host in hosts:
         if _HOST.fullmatch(host) is None:
             message = f"--allowed-host: {quoted(host)} is not a host name"
             raise UsageError(message, hint="Write it without scheme and port, as models.example.")
     for origin in origins:
-        if lm is None:
-            raise UsageError("--allow-origin needs a model to serve", hint="Use --lm NAME.")
         if _ORIGIN.fullmatch(origin) is None:
             message = f"--allow-origin: {quoted(origin)} is not an origin"
             raise UsageError(message, hint="Write SCHEME://HOST[:PORT], or * for all.")
-
-
-@contextmanager
-def _chat(name: str | None, store: Any, origins: Iterable[str]) -> Iterator[list[BaseRoute]]:
-    """Yield the routes of a model that answers, if there is one."""
-    if name is None:
-        yield []
-        return
-    from blobstore.mlx_lm.chat_service import load_service
-    from blobstore.web.chat import Chat
-
-    with loading(name):
-        service, notes = load_service(name, store=store)
-    for one in notes:
-        note(one)
-    with closing(service):
-        yield [Chat(service, origins).route()]

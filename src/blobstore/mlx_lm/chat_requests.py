@@ -1,7 +1,8 @@
 """Requests of OpenAI's protocol, checked and completed. Pure.
 
-The parameters are those of mlx_lm/server.py `APIHandler` at version 0.32.2, but for other models,
-images and templates, which a request can't name here.
+The parameters are those of mlx_lm/server.py `APIHandler` at version 0.32.2, but for adapters,
+images and templates, which a request can't name here; and OpenAI's ``n``, lists of prompts,
+``response_format`` and ``tool_choice``, which mlx-lm's server lacks.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from blobstore.errors import (
+    AccessError,
     BlobStoreError,
     BusyError,
     InvalidNameError,
@@ -39,8 +41,10 @@ MODELS = "/v1/models"
 MAX_BODY = 8 * 2**20
 """Bytes of a request."""
 _MAX_STOPS = 16
+_MAX_ANSWERS = 128
+"""To one request, of all its prompts; the most that OpenAI's ``n`` can ask for."""
 _OWN_MODEL = "default_model"
-"""mlx-lm's name for the model that the server was started with."""
+"""mlx-lm's name for the first model that the server was started with."""
 _OTHER_MODELS = ("adapters", "draft_model")
 _RESERVED = {
     "add_generation_prompt",
@@ -65,7 +69,7 @@ _NUMBERS: Mapping[str, tuple[type, float, float]] = {
     "frequency_context_size": (int, 0, MAX_COUNT),
     "max_tokens": (int, 1, MAX_COUNT),
     "max_completion_tokens": (int, 1, MAX_COUNT),
-    "n": (int, 1, 1),
+    "n": (int, 1, _MAX_ANSWERS),
     "top_logprobs": (int, -1, 11),
     "xtc_probability": (float, 0, 1),
     "xtc_threshold": (float, 0, 0.5),
@@ -74,7 +78,6 @@ _NUMBERS: Mapping[str, tuple[type, float, float]] = {
 _ONLY_VALUES = {
     "best_of": 1,
     "echo": False,
-    "response_format": {"type": "text"},
     "suffix": "",
 }
 """What mlx-lm's handler ignores, but another answer is expected of any other value."""
@@ -97,23 +100,57 @@ class ChatModel:
     beginning: Sequence[Message] = ()
 
 
-def complete_request(raw: bytes, path: str, served: ChatModel) -> dict[str, Any]:
-    """Return the document of a request to ``path``: what is given, and the model's defaults.
+def parse_request(raw: bytes, path: str, names: Sequence[str]) -> dict[str, Any]:
+    """Return what a request to ``path`` gives, without nulls; ``names``: of the models offered.
+
+    ``model`` is one of the names, the first by default. ``prompts``: of TEXT, each a text or its
+    tokens. ``answer_schema``: JSON Schema of the answer, None for any text. ``callable``: the
+    functions of which the answer may, or must be a call; empty: as the model likes.
 
     Raises: UsageError for a request that is not valid, or asks for what is not served;
     ModelNotFoundError for another model.
     """
     given = {key: value for key, value in _object(raw).items() if value is not None}
-    check_model(given.get("model", served.name), served)
+    given["model"] = find_model(given.get("model", _OWN_MODEL), names)
     _check_values(given)
-    document = {**served.sampling.document(), "stream": False, **given, "model": served.name}
+    if "stop" in given:
+        given["stop"] = list(read_field("stop", given["stop"]))
+        if len(given["stop"]) > _MAX_STOPS:
+            raise UsageError(f"stop has {len(given['stop'])} texts, at most {_MAX_STOPS}")
+    prompts: list[Any] = [None]
+    if path == CHAT:
+        given["messages"] = _messages(given.get("messages"))
+        _check_functions("tools", given.get("tools", []))
+        if found := sorted(_RESERVED & given.get("chat_template_kwargs", {}).keys()):
+            raise UsageError(f"chat_template_kwargs must not contain {', '.join(found)}")
+    else:
+        prompts = given["prompts"] = _prompts(given.get("prompt"))
+    count = len(prompts) * given.get("n", 1)
+    if count > _MAX_ANSWERS:
+        raise UsageError(f"the request asks for {count:,} answers, at most {_MAX_ANSWERS}")
+    schema, functions = _answer_schema(given), _functions(given)
+    choice = given.get("tool_choice", "auto")
+    return {
+        "stream": False,
+        **given,
+        "tools": [] if choice == "none" else given.get("tools", []),
+        "count": count,
+        "answer_schema": schema if choice in ("auto", "none") else None,
+        "callable": functions if schema is not None or choice != "auto" else [],
+    }
+
+
+def complete_request(given: Mapping[str, Any], path: str, served: ChatModel) -> dict[str, Any]:
+    """Return a request of `parse_request` to ``path`` with the model's defaults.
+
+    A system text in the request replaces the model's.
+
+    Raises: UsageError for a token that the model lacks, and a prompt that can't fit its context.
+    """
+    document = {**served.sampling.document(), **given}
     document["temperature"] = read_field("temperature", document["temperature"])
     if served.sampling.seed is not None:
         document.setdefault("seed", served.sampling.seed)
-    if "stop" in given:
-        document["stop"] = list(read_field("stop", given["stop"]))
-        if len(document["stop"]) > _MAX_STOPS:
-            raise UsageError(f"stop has {len(document['stop'])} texts, at most {_MAX_STOPS}")
     if document["top_k"] >= served.vocabulary:
         document["top_k"] = 0  # all tokens; mlx-lm wants fewer than there are
     for key, value in document.get("logit_bias", {}).items():
@@ -121,24 +158,74 @@ def complete_request(raw: bytes, path: str, served: ChatModel) -> dict[str, Any]
             raise UsageError(f"logit_bias: {quoted(key)} is not a token of the model")
         checked_number("a value of logit_bias", value, float, -PLENTY, PLENTY)
     if path == CHAT:
-        document["messages"] = _messages(given.get("messages"), served.beginning)
-        _check_functions("tools", document.get("tools", []))
-        if found := sorted(_RESERVED & document.get("chat_template_kwargs", {}).keys()):
-            raise UsageError(f"chat_template_kwargs must not contain {', '.join(found)}")
+        has_system = any(one["role"] == "system" for one in given["messages"])
+        own = [dict(one) for one in served.beginning if not has_system or one["role"] != "system"]
+        document["messages"] = own + given["messages"]
         texts = [one["content"] for one in document["messages"]]
     else:
-        texts = [given.get("prompt")]
-        if not isinstance(texts[0], str) or not texts[0]:
-            raise UsageError("prompt is missing, or not a single string")
+        texts = document["prompts"]
+        tokens = (token for prompt in texts if isinstance(prompt, list) for token in prompt)
+        if not all(0 <= token < served.vocabulary for token in tokens):
+            raise UsageError(
+                f"prompt contains a token that is not from 0 to {served.vocabulary - 1}"
+            )
     served.sampling.check_characters(sum(map(len, texts)))
     return document
+
+
+def _prompts(prompt: Any) -> list[Any]:
+    """Return the prompts of a request, each a text or a list of tokens."""
+    prompts = [prompt] if _is_prompt(prompt) else prompt
+    if not (isinstance(prompts, list) and prompts and all(map(_is_prompt, prompts))):
+        raise UsageError("prompt is missing, or is not a text, tokens, or a list of these")
+    return prompts
+
+
+def _is_prompt(prompt: Any) -> bool:
+    is_tokens = isinstance(prompt, list) and all(type(token) is int for token in prompt)
+    return bool(prompt) and (isinstance(prompt, str) or is_tokens)
+
+
+def _answer_schema(given: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """Return the JSON Schema that ``response_format`` asks for, None for any text."""
+    match given.get("response_format", {"type": "text"}):
+        case {"type": "text"}:
+            return None
+        case {"type": "json_object"}:
+            return {"type": "object"}
+        case {"type": "json_schema", "json_schema": {"schema": dict(schema)}}:
+            return schema
+    raise UsageError(
+        f"response_format is {quoted(given['response_format'])}, expected the type text,"
+        " json_object, or json_schema with json_schema.schema"
+    )
+
+
+def _functions(given: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """Return the functions that ``tool_choice`` allows."""
+    functions = [tool.get("function") or {} for tool in given.get("tools", [])]
+    match given.get("tool_choice", "auto"):
+        case "auto":
+            return functions
+        case "none":
+            return []
+        case {"type": "function", "function": {"name": name}}:
+            functions = [function for function in functions if function.get("name") == name]
+        case choice if choice != "required":
+            functions = []
+    if not functions:
+        raise UsageError(
+            f"tool_choice is {quoted(given['tool_choice'])}, expected none, auto, required, or a"
+            " function of tools"
+        )
+    return functions
 
 
 def _check_values(given: Mapping[str, Any]) -> None:
     """Raise UsageError for values that mlx-lm can't take, or ignores."""
     for key in _OTHER_MODELS:
         if key in given:
-            raise UsageError(f"{key} is not supported: one model is served")
+            raise UsageError(f"{key} is not supported")
     for key, limits in _NUMBERS.items():
         if key in given:
             checked_number(key, given[key], *limits)
@@ -151,16 +238,16 @@ def _check_values(given: Mapping[str, Any]) -> None:
                 raise UsageError(f"{key} is {quoted(given[key])}, expected {wanted}")
 
 
-def check_model(name: Any, served: ChatModel) -> None:
-    """Raise ModelNotFoundError for the name of another model than the one that is served."""
+def find_model(name: Any, names: Sequence[str]) -> str:
+    """Return the one of ``names`` that is meant. Raises: ModelNotFoundError for another model."""
     if not isinstance(name, str):
         raise UsageError("model is not a string")
-    with suppress(InvalidNameError):
-        is_ours = ModelName.parse(name).folded == ModelName.parse(served.name).folded
-        if is_ours or name == _OWN_MODEL:
-            return
+    if name == _OWN_MODEL:
+        return names[0]
+    with suppress(InvalidNameError, KeyError):
+        return {ModelName.parse(one).folded: one for one in names}[ModelName.parse(name).folded]
     raise ModelNotFoundError(
-        f"the model {quoted(name)} is not served, only {served.name}", model=name
+        f"the model {quoted(name)} is not served, only {', '.join(names)}", model=name
     )
 
 
@@ -175,8 +262,7 @@ def _object(raw: bytes) -> dict[str, Any]:
     return document
 
 
-def _messages(messages: Any, beginning: Sequence[Message]) -> list[dict[str, Any]]:
-    """Return the messages after those of the model, whose system text gives way to another."""
+def _messages(messages: Any) -> list[dict[str, Any]]:
     if not isinstance(messages, list) or not messages:
         raise UsageError("messages is missing, or not a list with a message")
     given = []
@@ -185,9 +271,7 @@ def _messages(messages: Any, beginning: Sequence[Message]) -> list[dict[str, Any
             raise UsageError("a message is not an object with a role")
         _check_functions("tool_calls", message.get("tool_calls") or [])
         given.append({**message, "content": _text(message.get("content"))})
-    has_system = any(one["role"] == "system" for one in given)
-    own = [dict(one) for one in beginning if not (has_system and one["role"] == "system")]
-    return own + given
+    return given
 
 
 def _text(content: Any) -> str:
@@ -210,7 +294,9 @@ def _text(content: Any) -> str:
 def _check_functions(key: str, values: Any) -> None:
     """Raise UsageError for what is not a list of objects; their functions are objects too."""
     if not isinstance(values, list) or not all(
-        isinstance(value, dict) and isinstance(value.get("function") or {}, dict)
+        isinstance(value, dict)
+        and isinstance(function := value.get("function") or {}, dict)
+        and isinstance(function.get("parameters") or {}, dict)
         for value in values
     ):
         raise UsageError(f"{key} is not a list of objects with functions")
@@ -222,4 +308,5 @@ def error_document(error: Exception) -> bytes:
     if isinstance(error, BlobStoreError):
         text = error.message if error.hint is None else f"{error.message}. {error.hint}"
         kind = kind if isinstance(error, BusyError) else "invalid_request_error"
-    return json.dumps({"error": {"message": text, "type": kind, "code": None}}).encode()
+    code = "invalid_api_key" if isinstance(error, AccessError) else None
+    return json.dumps({"error": {"message": text, "type": kind, "code": code}}).encode()

@@ -1,8 +1,9 @@
-"""The service of one model to clients of OpenAI's protocol, without a server.
+"""The service of models to clients of OpenAI's protocol, without a server.
 
-One thread computes. Answers without a seed are computed together by mlx-lm's `BatchGenerator`; one
-with a seed is computed alone, after those before it, as is every answer of a model whose cache
-can't be batched. Stop texts are found in the text, not in its tokens.
+One thread loads models and computes. Answers of one model without a seed are computed together by
+mlx-lm's `BatchGenerator`; one with a seed is computed alone, after those before it, as is every
+answer of a model whose cache can't be batched. Answers of another model begin when those before
+them have ended. Stop texts are found in the text, not in its tokens.
 
 Answers are documents in OpenAI's form, whole or as a stream, those of mlx_lm/server.py at version
 0.32.2. Reasoning and calls of tools are found in the text by mlx-lm's `TextStateMachine`, by the
@@ -14,10 +15,11 @@ Only `cli` imports this module, inside a function: mlx-lm is loaded with it.
 from __future__ import annotations
 
 import logging
+import sys
 import time
 import uuid
-from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections import Counter, OrderedDict, defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -34,7 +36,14 @@ from mlx_lm.generate import (
 )
 from mlx_lm.server import ToolCallFormatter, get_system_fingerprint
 
-from blobstore.mlx_lm.chat_requests import CHAT, ChatModel, check_model, complete_request
+from blobstore.errors import UsageError
+from blobstore.mlx_lm.chat_requests import (
+    CHAT,
+    ChatModel,
+    complete_request,
+    find_model,
+    parse_request,
+)
 from blobstore.mlx_lm.conversation import (
     LanguageModel,
     PromptCaches,
@@ -44,13 +53,17 @@ from blobstore.mlx_lm.conversation import (
     processors,
     sampler,
 )
+from blobstore.mlx_lm.grammars import grammar_processors
 from blobstore.mlx_lm.prompts import Prompts
 from blobstore.store.ports import Readable
+from blobstore.store.stored_model import StoredModel
 
 _log = logging.getLogger("blobstore.mlx_lm")
 _CACHES = 10
 """Prompts and answers that are cached, as in mlx-lm's server."""
 _CLOSE_S = 5
+_LEAST_LOGPROB = -9999.0
+"""OpenAI's, of a token that can't come; JSON has no infinity."""
 _TAIL = 11
 """The most tokens after which a template ends that begins reasoning, as in mlx-lm's server."""
 
@@ -62,24 +75,50 @@ its answer, one unless it is a stream; None or an exception at the end."""
 
 @dataclass(slots=True)
 class Prompt:
-    """The tokens of a prompt. ``state``: in which an answer begins, "normal" or "reasoning"."""
+    """The tokens of a prompt. ``index``: of its answer; ``state``: in which that begins.
+
+    ``state``: "normal" or "reasoning". ``cached``: tokens at the beginning that are computed.
+    """
 
     tokens: list[int]
     state: str = "normal"
+    index: int = 0
     cached: int = 0
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(eq=False)
 class Job:
-    """A request that waits or is answered. ``put`` is called in the service's thread."""
+    """A request that waits or is answered. ``put`` is called in the service's thread.
+
+    ``document``: of `parse_request`, and then of `complete_request`.
+    """
 
     path: str
     document: Mapping[str, Any]
     put: Callable[[Event], None]
     is_stopped: bool = False
 
+    def __post_init__(self) -> None:
+        self.is_stream: bool = self.document["stream"]
+        self._choices: list[dict[str, Any]] = []
+        self._left: int = self.document["count"]
+        self._usage: Counter[str] = Counter()
+        is_chat = self.path == CHAT
+        kind = "chat.completion" if is_chat else "text_completion"
+        self._head = {
+            "id": f"{'chatcmpl' if is_chat else 'cmpl'}-{uuid.uuid4()}",
+            "system_fingerprint": get_system_fingerprint(),
+            "object": f"{kind}.chunk" if is_chat and self.is_stream else kind,
+            "model": self.document["model"],
+            "created": int(time.time()),
+        }
+
     def stop(self) -> None:
         self.is_stopped = True
+
+    def fail(self, error: Exception) -> None:
+        self.put(error)
+        self.stop()
 
     def check(self, done: int, total: int) -> None:
         """Say that a part of the prompt is computed. Raises: StopRequest."""
@@ -87,30 +126,45 @@ class Job:
             raise StopRequest
         self.put((done, total))
 
+    def add(self, choice: dict[str, Any]) -> None:
+        """Send a part of an answer in a stream; keep one that is whole."""
+        if self.is_stream:
+            self.put({**self._head, "choices": [choice]})
+        else:
+            self._choices.append(choice)
+
+    def end_answer(self, usage: Mapping[str, int]) -> None:
+        """Count an answer that is written; send what is due after the last one."""
+        self._usage.update(usage)
+        self._left -= 1
+        if self._left:
+            return
+        prompt, answer = self._usage["prompt"], self._usage["answer"]
+        total = {
+            "prompt_tokens": prompt,
+            "completion_tokens": answer,
+            "total_tokens": prompt + answer,
+            "prompt_tokens_details": {"cached_tokens": self._usage["cached"]},
+        }
+        if not self.is_stream or self.document.get("stream_options", {}).get("include_usage"):
+            choices = sorted(self._choices, key=lambda choice: choice["index"])
+            self.put({**self._head, "choices": choices, "usage": total})
+        self.put(None)
+
 
 class ChatAnswer:
-    """The answer to one request: documents, made from its tokens."""
+    """One answer to a request: its parts, made from its tokens."""
 
     def __init__(self, job: Job, tokenizer: Any, prompt: Prompt) -> None:
         self.job = job
         self.has_stopped = False
-        self._is_chat = job.path == CHAT
-        self._is_stream: bool = job.document["stream"]
         self._prompt = prompt
-        kind = "chat.completion" if self._is_chat else "text_completion"
-        self._head = {
-            "id": f"{'chatcmpl' if self._is_chat else 'cmpl'}-{uuid.uuid4()}",
-            "system_fingerprint": get_system_fingerprint(),
-            "object": f"{kind}.chunk" if self._is_chat and self._is_stream else kind,
-            "model": job.document["model"],
-            "created": int(time.time()),
-        }
         self._tokenizer = tokenizer
         self._detokenizer = tokenizer.detokenizer
         self._stops = StopTexts(job.document["stop"])
         self._machine = make_text_state_machine(tokenizer).make_state(prompt.state)
         self._format_calls = ToolCallFormatter(
-            tokenizer.tool_parser, job.document.get("tools"), self._is_stream
+            tokenizer.tool_parser, job.document.get("tools"), job.is_stream
         )
         self._count = 0
         self._logprobs: list[dict[str, Any]] = []
@@ -149,11 +203,12 @@ class ChatAnswer:
     def _note(self, token: int, logprobs: Any) -> None:
         """Note the log probability of a token, or of the likeliest ones, if the request asks."""
         count = self.job.document.get("top_logprobs", 0)
-        if self._is_stream:
+        if self.job.is_stream:
             return
         if count > 0:
             ids: Any = mx.argsort(-logprobs)[:count].tolist()
-            texts, values = self._tokenizer.convert_ids_to_tokens(ids), logprobs[ids].tolist()
+            texts = self._tokenizer.convert_ids_to_tokens(ids)
+            values: Any = mx.maximum(logprobs[ids], _LEAST_LOGPROB).tolist()
             top = [
                 {"id": one, "token": text, "logprob": value}
                 for one, text, value in zip(ids, texts, values, strict=True)
@@ -168,92 +223,125 @@ class ChatAnswer:
 
     def _send(self, reason: str | None) -> None:
         has_news = self._texts["normal"] or self._calls or self._texts["reasoning"]
-        prompt = len(self._prompt.tokens)
-        usage = {
-            "usage": {
-                "prompt_tokens": prompt,
-                "completion_tokens": self._count,
-                "total_tokens": prompt + self._count,
-                "prompt_tokens_details": {"cached_tokens": self._prompt.cached},
-            }
-        }
-        if not self._is_stream:
-            if reason is not None:
-                self.job.put({**self._with_choice(reason), **usage})
-        elif reason is not None or (has_news and self._state != "tool"):
-            self.job.put(self._with_choice(reason))
+        if reason is not None or (self.job.is_stream and has_news and self._state != "tool"):
+            self.job.add(self._choice(reason))
             self._texts.update(normal="", reasoning="")
             self._calls = []
-            options = self.job.document.get("stream_options", {})
-            if reason is not None and options.get("include_usage"):
-                self.job.put({**self._head, "choices": [], **usage})
         if reason is not None:
-            self.job.put(None)
+            prompt = self._prompt
+            is_first = prompt.index % self.job.document.get("n", 1) == 0
+            own = {"prompt": len(prompt.tokens), "cached": prompt.cached} if is_first else {}
+            self.job.end_answer({**own, "answer": self._count})
 
-    def _with_choice(self, reason: str | None) -> dict[str, Any]:
+    def _choice(self, reason: str | None) -> dict[str, Any]:
         text = self._texts["normal"]
-        choice: dict[str, Any] = {"index": 0, "finish_reason": reason}
+        choice: dict[str, Any] = {"index": self._prompt.index, "finish_reason": reason}
         if self._logprobs:
             choice["logprobs"] = {"content": self._logprobs}
-        if not self._is_chat:
-            choice["text"] = text
-            return {**self._head, "choices": [choice]}
+        if self.job.path != CHAT:
+            return {**choice, "text": text}
         message: dict[str, Any] = {"role": "assistant"}
-        if text or not self._is_stream:
+        if text or not self.job.is_stream:
             message["content"] = text or None
         if reasoning := self._texts["reasoning"]:
             message["reasoning"] = reasoning
         if calls := self._format_calls(self._calls):
             message["tool_calls"] = calls
-        choice["delta" if self._is_stream else "message"] = message
-        return {**self._head, "choices": [choice]}
+        return {**choice, "delta" if self.job.is_stream else "message": message}
+
+
+@dataclass(eq=False)
+class LoadedModel:
+    """A model in memory, with what its answers share. ``served``: the defaults of requests."""
+
+    model: LanguageModel
+    prompts: Prompts
+    served: ChatModel
+
+    def __post_init__(self) -> None:
+        self.caches = PromptCaches(_CACHES)
+        self.can_batch = all(hasattr(one, "merge") for one in self.model.new_cache())
+
+    @cached_property
+    def generator(self) -> BatchGenerator:
+        return BatchGenerator(self.model.network)
+
+    def prompt(self, job: Job, index: int) -> Prompt:
+        """Return the prompt of an answer to a request. Raises: as `Prompts.chat_tokens`."""
+        tokenizer = self.model.tokenizer
+        if job.path == CHAT:
+            tokens = self.prompts.chat_tokens(job.document)
+        else:
+            tokens = job.document["prompts"][index // job.document.get("n", 1)]
+        if isinstance(tokens, str):
+            tokens = list(tokenizer.encode(tokens))
+        state = "normal"
+        if job.path == CHAT and not self.prompts.continues:
+            if tokenizer.has_thinking:
+                begin, end = tokenizer.rfind_think_start(tokens), tokenizer.rfind_think_end(tokens)
+                state = "reasoning" if begin > end else state
+            state = tokenizer.response_initial_state or state
+        return Prompt(tokens, state, index)
 
 
 class ChatService:
-    """A model that is served. It has a thread: call `close`.
+    """Models that are served. It has a thread: call `close`.
 
-    ``served`` has the defaults of requests.
+    ``sizes``: the bytes of weights of each model by its name. ``load`` loads one when it is first
+    asked for; ``memory``: the most bytes of those that are loaded. The one that was used least
+    recently is unloaded before another that would not fit.
+
+    Raises: as ``load``, for the first model.
     """
 
-    def __init__(self, model: LanguageModel, prompts: Prompts, served: ChatModel) -> None:
-        self.served = served
-        self._model = model
-        self._prompts = prompts
+    def __init__(
+        self, sizes: Mapping[str, int], load: Callable[[str], LoadedModel], memory: int
+    ) -> None:
+        self._sizes = sizes
+        self._names = list(sizes)
+        self._load = load
+        self._memory = memory
         self._created = int(time.time())
-        self._caches = PromptCaches(_CACHES)
-        self._can_batch = all(hasattr(one, "merge") for one in model.new_cache())
+        self._loaded: OrderedDict[str, LoadedModel] = OrderedDict()
+        self._use(self._names[0])
         self._answers: dict[int, ChatAnswer] = {}
-        self._jobs: SimpleQueue[Job | None] = SimpleQueue()
-        self._next: Job | None = None
+        self._jobs: SimpleQueue[tuple[Job, int] | None] = SimpleQueue()
+        self._next: tuple[Job, int] | None = None
         self._is_closed = False
         # A daemon: a template may take long, and then the process has to end without it.
         self._thread = Thread(target=self._run, daemon=True)
         self._thread.start()
 
-    @cached_property
-    def _generator(self) -> BatchGenerator:
-        return BatchGenerator(self._model.network)
+    @property
+    def _current(self) -> LoadedModel:
+        return next(reversed(self._loaded.values()))
+
+    def _use(self, name: str) -> LoadedModel:
+        """Return a model, which is then the current one. No other may have answers."""
+        if name not in self._loaded:
+            room = self._memory - self._sizes[name]
+            while sum(self._sizes[loaded] for loaded in self._loaded) > room:
+                self._loaded.popitem(last=False)
+            mx.clear_cache()
+            self._loaded[name] = self._load(name)
+        self._loaded.move_to_end(name)
+        return self._current
 
     def models(self, name: str | None = None) -> dict[str, Any]:
-        """Return the document of the model, or of the list that has only this one.
+        """Return the document of a model, or of the list of all.
 
         Raises: ModelNotFoundError for another name.
         """
-        document = {
-            "id": self.served.name,
-            "object": "model",
-            "created": self._created,
-            "owned_by": "blobstore",
-        }
-        if name is None:
-            return {"object": "list", "data": [document]}
-        check_model(name, self.served)
-        return document
+        head = {"object": "model", "created": self._created, "owned_by": "blobstore"}
+        if name is not None:
+            return {"id": find_model(name, self._names), **head}
+        return {"object": "list", "data": [{"id": one, **head} for one in self._names]}
 
     def submit(self, path: str, body: bytes, put: Callable[[Event], None]) -> Job:
-        """Begin to answer a request to ``path``, CHAT or TEXT. Raises: as `complete_request`."""
-        job = Job(path, complete_request(body, path, self.served), put)
-        self._jobs.put(job)
+        """Begin to answer a request to ``path``, CHAT or TEXT. Raises: as `parse_request`."""
+        job = Job(path, parse_request(body, path, self._names), put)
+        for index in range(job.document["count"]):
+            self._jobs.put((job, index))
         return job
 
     def close(self) -> None:
@@ -271,94 +359,94 @@ class ChatService:
             except Exception as error:  # noqa: BLE001  # of MLX: it is the end of all
                 _log.exception("the answers that were computed together failed")
                 for answer in self._answers.values():
-                    answer.job.put(error)
+                    answer.job.fail(error)
                 self._answers.clear()
-                self.__dict__.pop("_generator", None)
+                vars(self._current).pop("generator", None)
 
     def _begin_or_go_on(self) -> None:
         """Begin the next answer, if one waits and may begin; else compute a token of each."""
         if self._next is None:
             with suppress(Empty):
                 self._next = self._jobs.get(block=not self._answers)
-        job = self._next
-        if job is not None and not (self._answers and self._is_alone(job)):
+        waiting = self._next
+        if waiting is not None and not (self._answers and self._is_alone(waiting[0])):
             self._next = None
-            self._begin(job)
+            self._begin(*waiting)
         elif self._answers:
             self._go_on()
 
     def _is_alone(self, job: Job) -> bool:
-        return not self._can_batch or "seed" in job.document
+        served = self._current.served
+        is_other = job.document["model"] != served.name
+        has_seed = "seed" in job.document or served.sampling.seed is not None
+        return is_other or has_seed or not self._current.can_batch
 
-    def _begin(self, job: Job) -> None:
+    def _begin(self, job: Job, index: int) -> None:
         if job.is_stopped:
             return
         try:
-            prompt = self._prompt(job)
+            loaded = self._use(job.document["model"])
+            if not index:
+                job.document = complete_request(job.document, job.path, loaded.served)
+            prompt = loaded.prompt(job, index)
             limit = job.document.get("max_completion_tokens", job.document["max_tokens"])
-            limit = self._model.sampling.room(len(prompt.tokens), limit)
-            cache, rest = self._caches.nearest(prompt.tokens)
+            limit = loaded.model.sampling.room(len(prompt.tokens), limit)
+            cache, rest = loaded.caches.nearest(prompt.tokens)
             prompt.cached = len(prompt.tokens) - len(rest)
-            answer = ChatAnswer(job, self._model.tokenizer, prompt)
+            tokenizer, is_reasoning = loaded.model.tokenizer, prompt.state == "reasoning"
+            change = processors(job.document)
+            change += grammar_processors(job.document, tokenizer, is_reasoning=is_reasoning)
+            answer = ChatAnswer(job, tokenizer, prompt)
             begin = self._answer_alone if self._is_alone(job) else self._add_to_batch
-            begin(answer, prompt, cache, limit)
+            begin(answer, prompt, cache, limit, change)
         except StopRequest:
             _log.debug("a client disconnected")
         except Exception as error:  # noqa: BLE001  # it is the answer
-            job.put(error)
+            job.fail(error)
 
-    def _prompt(self, job: Job) -> Prompt:
-        tokenizer = self._model.tokenizer
-        if job.path == CHAT:
-            tokens = self._prompts.chat_tokens(job.document)
-        else:
-            tokens = list(tokenizer.encode(job.document["prompt"]))
-        if job.path != CHAT or self._prompts.continues:
-            return Prompt(tokens)
-        state = "normal"
-        if tokenizer.has_thinking:
-            begins, ends = tokenizer.rfind_think_start(tokens), tokenizer.rfind_think_end(tokens)
-            state = "reasoning" if begins > ends else state
-        return Prompt(tokens, tokenizer.response_initial_state or state)
-
-    def _answer_alone(self, answer: ChatAnswer, prompt: Prompt, cache: Any, limit: int) -> None:
-        job = answer.job
-        if "seed" in job.document:
-            mx.random.seed(job.document["seed"])
-        cache = self._model.new_cache() if cache is None else cache
+    def _answer_alone(
+        self, answer: ChatAnswer, prompt: Prompt, cache: Any, limit: int, change: list[Any]
+    ) -> None:
+        job, model = answer.job, self._current.model
+        if "seed" in job.document:  # each of several answers to one prompt has its own
+            mx.random.seed(job.document["seed"] + prompt.index % job.document.get("n", 1))
+        cache = model.new_cache() if cache is None else cache
         written, rest = list(prompt.tokens), prompt.tokens[prompt.cached :]
-        for response in self._model.responses(rest, job.document, limit, cache, job.check):
+        for response in model.responses(rest, job.document, limit, cache, job.check, change):
             written.append(response.token)
             answer.write(response.token, response.logprobs, response.finish_reason)
             if answer.has_stopped or job.is_stopped or self._is_closed:
                 break
-        self._caches.keep(written, cache)
+        self._current.caches.keep(written, cache)
 
-    def _add_to_batch(self, answer: ChatAnswer, prompt: Prompt, cache: Any, limit: int) -> None:
+    def _add_to_batch(
+        self, answer: ChatAnswer, prompt: Prompt, cache: Any, limit: int, change: list[Any]
+    ) -> None:
         """Add an answer to those that are computed together.
 
         Of a prompt that ends with the mark that begins reasoning, the cache of the part before is
         kept alone: a later prompt has another text in place of the mark.
         """
-        document, tokenizer = answer.job.document, self._model.tokenizer
+        tokenizer = self._current.model.tokenizer
         tokens, begin, cut = prompt.tokens, prompt.cached, -1
         if tokenizer.has_thinking:
             cut = tokenizer.rfind_think_start(tokens, start=len(tokens) - _TAIL)
         cut = cut if cut > begin else len(tokens)
-        (uid,) = self._generator.insert_segments(
+        (uid,) = self._current.generator.insert_segments(
             [[tokens[begin:cut], tokens[cut:]]],
             max_tokens=[limit],
             caches=[cache],
             all_tokens=[tokens[:begin]],
-            samplers=[sampler(document, tokenizer)],
-            logits_processors=[processors(document)],
+            samplers=[sampler(answer.job.document, tokenizer)],
+            logits_processors=[change],
             stop_sequences=[make_stop_sequences(tokenizer)],
         )
         self._answers[uid] = answer
 
     def _go_on(self) -> None:
         """Compute a token of each answer, or a part of its prompt."""
-        prompts, tokens = self._generator.next()
+        loaded = self._current
+        prompts, tokens = loaded.generator.next()
         for done in prompts:
             self._answers[done.uid].job.put(done.progress)
         self._keep(
@@ -369,36 +457,55 @@ class ChatService:
             try:
                 answer.write(response.token, response.logprobs, response.finish_reason)
             except Exception as error:  # noqa: BLE001  # of mlx-lm's parser of calls
-                answer.job.put(error)
-                answer.job.stop()
+                answer.job.fail(error)
             if response.finish_reason is not None:
-                self._caches.keep(response.all_tokens, response.prompt_cache)
+                loaded.caches.keep(response.all_tokens, response.prompt_cache)
                 del self._answers[response.uid]
         stopped = {uid for uid, answer in self._answers.items() if answer.has_stopped}
         self._keep(stopped)
         gone = {uid for uid, answer in self._answers.items() if answer.job.is_stopped}
         if ended := stopped | gone:
-            self._generator.remove(ended)
+            loaded.generator.remove(ended)
         for uid in ended:
             del self._answers[uid]
 
     def _keep(self, uids: Iterable[int]) -> None:
-        for cache, tokens in self._generator.extract_cache(uids).values():
-            self._caches.keep(tokens, cache)
+        for cache, tokens in self._current.generator.extract_cache(uids).values():
+            self._current.caches.keep(tokens, cache)
 
 
-def load_service(name: str, *, store: Readable) -> tuple[ChatService, tuple[str, ...]]:
-    """Return the service of a stored model, and notes on parameters without effect.
+def load_service(
+    names: Sequence[str],
+    *,
+    store: Readable,
+    note: Callable[[str], None],
+    memory: int = sys.maxsize,
+) -> ChatService:
+    """Return the service of stored models, of which the first is loaded.
 
-    The model's own parameters, system text and messages are the defaults of requests; its seed too,
-    but without one requests are not seeded. Raises: as `load_language_model`.
+    A model's own parameters, system text and messages are the defaults of requests; its seed too,
+    but without one requests are not seeded. ``note`` is called with parameters without effect.
+
+    Raises: NotFoundError and the like for any of the models; UsageError for one that is larger than
+    ``memory``; as `load_language_model` for the first.
     """
-    model, prompts, notes = load_language_model(name, store=store, given={})
-    seed = prompts.texts.parameters.get("seed", -1)  # valid, or below 0: not set
-    served = ChatModel(
-        name=model.name,
-        sampling=replace(model.sampling, seed=seed if seed >= 0 else None),
-        vocabulary=len(model.tokenizer),
-        beginning=prompts.first_messages(),
-    )
-    return ChatService(model, prompts, served), notes
+    models = [StoredModel.find(name, store) for name in names]
+    sizes = {str(model.name): sum(one.size for one in model.weight_layers) for model in models}
+    for name, size in sizes.items():
+        if size > memory:
+            raise UsageError(f"{name} has {size:,} bytes of weights, the limit is {memory:,}")
+
+    def load(name: str) -> LoadedModel:
+        model, prompts, notes = load_language_model(name, store=store, given={})
+        for text in notes:
+            note(f"{name}: {text}")
+        seed = prompts.texts.parameters.get("seed", -1)  # valid, or below 0: not set
+        served = ChatModel(
+            name=model.name,
+            sampling=replace(model.sampling, seed=seed if seed >= 0 else None),
+            vocabulary=len(model.tokenizer),
+            beginning=prompts.first_messages(),
+        )
+        return LoadedModel(model, prompts, served)
+
+    return ChatService(sizes, load, memory)

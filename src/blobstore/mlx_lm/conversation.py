@@ -143,7 +143,8 @@ class LanguageModel:
             with mlx_lm_errors("run", self.name):
                 cache = self.new_cache() if cache is None else cache
                 document = self.sampling.document()
-                for response in self.responses(rest, document, max_tokens, cache, check):
+                change = processors(document)
+                for response in self.responses(rest, document, max_tokens, cache, check, change):
                     prompt.append(response.token)
                     answer.tokens += 1
                     answer.seconds = time.monotonic() - started
@@ -177,11 +178,12 @@ class LanguageModel:
         max_tokens: int,
         cache: Any,
         check: Callable[[int, int], None],
+        processors: Sequence[Any],
     ) -> Iterator[Any]:
         """Yield mlx-lm's response for each token of an answer to what ``cache`` lacks of a prompt.
 
         ``document``: as `Sampling.document`. ``check`` is called with the tokens of the prompt that
-        are computed, and all of them.
+        are computed, and all of them. ``processors``: of logits.
         """
         from mlx_lm import stream_generate
 
@@ -191,7 +193,7 @@ class LanguageModel:
             prompt,
             max_tokens=max_tokens,
             sampler=sampler(document, self.tokenizer),
-            logits_processors=processors(document),
+            logits_processors=list(processors),
             prompt_cache=cache,
             prompt_progress_callback=check,
         )

@@ -202,6 +202,7 @@ def application(home: Readable, hosts: Hosts, *, more: Iterable[BaseRoute] = ())
         *(Route(one.path, _api(one, served, slow if one.is_slow else quick)) for one in ROUTES),
         *(Route(path, _document(_HTML, page(path).encode())) for path in PAGES),
         Route(OPENAPI, _document(_JSON, in_json(openapi()))),
+        Route("/health", _document(_JSON, b'{"status": "ok"}')),
         Route("/static/themes.json", _document(_JSON, in_json(themes()))),
         Route(f"/static/{TYPES}", _document(_CSS, colours_of_types().encode())),
         Mount("/static", _Static(directory=FOLDER)),
@@ -255,8 +256,12 @@ IDLE_S, END_S = 30, 8
 _FIRST_FREE_PORT = 1024
 
 
-def serve_at(app: ASGIApp, host: str, port: int, *, ready: Callable[[str], None]) -> None:
+def serve_at(
+    app: ASGIApp, host: str, port: int, *, ready: Callable[[str], None], log: bool = False
+) -> None:
     """Serve until SIGINT or SIGTERM; ``ready`` is called with the address.
+
+    ``log``: each request is printed on standard error, with its client's address.
 
     Requests in flight are then finished, within `END_S`; a second SIGINT ends them. The process
     must call this in its main thread. ``port`` 0: a free one.
@@ -268,7 +273,7 @@ def serve_at(app: ASGIApp, host: str, port: int, *, ready: Callable[[str], None]
     allow_open_files(2 * _CONNECTIONS)  # a socket and a blob each
     name = f"[{host}]" if ":" in host else host
     with listening:
-        server = uvicorn.Server(_config(app))
+        server = uvicorn.Server(_config(app, log))
         with _signals(server):
             ready(f"http://{name}:{listening.getsockname()[1]}/")
             server.run(sockets=[listening])
@@ -279,7 +284,27 @@ def check_address(host: str, port: int) -> None:
     _listen(host, port).close()
 
 
-def _config(app: ASGIApp) -> uvicorn.Config:
+_LOG: dict[str, Any] = {
+    "version": 1,
+    "disable_existing_loggers": False,
+    "formatters": {
+        "line": {
+            "()": "uvicorn.logging.AccessFormatter",
+            "fmt": '%(asctime)s %(client_addr)s "%(request_line)s" %(status_code)s',
+            "datefmt": "%Y-%m-%d %H:%M:%S",
+            "use_colors": False,
+        }
+    },
+    "handlers": {"stderr": {"class": "logging.StreamHandler", "formatter": "line"}},
+    "loggers": {
+        "uvicorn.access": {"handlers": ["stderr"], "level": "INFO", "propagate": False},
+        "uvicorn.error": {"level": "ERROR"},
+    },
+}
+"""A line for each request, without colours. Errors go where the process sends its log."""
+
+
+def _config(app: ASGIApp, log: bool) -> uvicorn.Config:  # noqa: FBT001
     return uvicorn.Config(
         app,
         http="h11",
@@ -287,10 +312,9 @@ def _config(app: ASGIApp) -> uvicorn.Config:
         ws="none",
         lifespan="off",
         interface="asgi3",
-        # Errors go where the process sends its log, and addresses of clients nowhere.
-        log_config=None,
-        log_level="error",
-        access_log=False,
+        log_config=_LOG if log else None,
+        log_level=None if log else "error",
+        access_log=log,
         proxy_headers=False,
         server_header=False,
         backlog=_BACKLOG,

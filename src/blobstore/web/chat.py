@@ -1,4 +1,4 @@
-"""``/v1/``: the model of ``serve --lm`` for clients of OpenAI's protocol.
+"""``/v1/``: the models of ``serve --lm`` for clients of OpenAI's protocol.
 
 The service computes in a thread of its own; its events come through a queue, so the other routes do
 not wait. A page of another site could send a request that costs hours of computing, even if it
@@ -8,6 +8,7 @@ can't read the answer: so an ``Origin`` has to be the server's own, or an allowe
 from __future__ import annotations
 
 import asyncio
+import hmac
 import json
 import logging
 from collections.abc import AsyncIterator, Iterable
@@ -21,8 +22,21 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import BaseRoute, Route
 from starlette.types import Receive, Scope, Send
 
-from blobstore.errors import BlobStoreError, BusyError, NotFoundError, UsageError, quoted
-from blobstore.mlx_lm.chat_requests import CHAT, MAX_BODY, MODELS, TEXT, error_document
+from blobstore.errors import (
+    AccessError,
+    BlobStoreError,
+    BusyError,
+    NotFoundError,
+    UsageError,
+    quoted,
+)
+from blobstore.mlx_lm.chat_requests import (
+    CHAT,
+    MAX_BODY,
+    MODELS,
+    TEXT,
+    error_document,
+)
 from blobstore.web.application import (
     BAD_REQUEST,
     BUSY,
@@ -36,7 +50,7 @@ if TYPE_CHECKING:
     from blobstore.mlx_lm.chat_service import ChatService, Event
 
 _log = logging.getLogger("blobstore.web")
-_FORBIDDEN, _TOO_LARGE = 403, 413
+_UNAUTHORIZED, _FORBIDDEN, _TOO_LARGE = 401, 403, 413
 _MOST_REQUESTS = 64
 """Requests that are answered at once, or wait for it."""
 _STREAM = {"Cache-Control": "no-cache"}
@@ -45,10 +59,16 @@ _LOOK_S = 0.5
 
 
 class Chat:
-    """The application of ``/v1/``. ``origins``: of other sites whose pages may use it."""
+    """The application of ``/v1/``. ``origins``: of other sites whose pages may use it.
 
-    def __init__(self, service: ChatService, origins: Iterable[str] = ()) -> None:
+    ``api_key``: clients must send it as a bearer token.
+    """
+
+    def __init__(
+        self, service: ChatService, origins: Iterable[str] = (), api_key: str | None = None
+    ) -> None:
         self._service = service
+        self._api_key = api_key
         self._origins = {origin.rstrip("/").lower() for origin in origins}
         self._free = asyncio.Semaphore(_MOST_REQUESTS)
         self._app = CORSMiddleware(
@@ -88,6 +108,11 @@ class Chat:
         """Return the response to a request. ``stack`` ends the answer when it is sent."""
         path = request.url.path
         method = request.method
+        scheme, _, key = request.headers.get("authorization", "").partition(" ")
+        is_ours = hmac.compare_digest(key.encode(), (self._api_key or "").encode())
+        if self._api_key is not None and not (is_ours and scheme.lower() == "bearer"):
+            hint = "Send the key of serve --api-key: Authorization: Bearer KEY."
+            raise AccessError("the API key is missing or wrong", hint=hint)
         if method == "GET" and path == MODELS:
             return JSONResponse(self._service.models())
         if method == "GET" and path.startswith(f"{MODELS}/"):
@@ -97,7 +122,8 @@ class Chat:
         if method == "GET" or path not in (CHAT, TEXT):
             raise NotFoundError(
                 f"there is nothing to {method} at {quoted(path)}",
-                hint=f"POST {CHAT} or {TEXT}, or GET {MODELS}.",
+                hint=f"POST {CHAT} or {TEXT}, or GET {MODELS}. mlx-lm's models write text; they"
+                " are not embedding models.",
             )
         if self._free.locked():
             return _refusal(BUSY, BusyError("too many requests at once"))
@@ -157,6 +183,8 @@ def _status_of(error: Exception) -> int:
     """Return the status of an error; one that is not the client's is logged."""
     if isinstance(error, NotFoundError):
         return NOT_FOUND
+    if isinstance(error, AccessError):
+        return _UNAUTHORIZED
     if isinstance(error, BlobStoreError | ValueError):
         return BAD_REQUEST
     _log.error("an answer failed", exc_info=error)
@@ -164,4 +192,5 @@ def _status_of(error: Exception) -> int:
 
 
 def _refusal(status: int, error: Exception) -> Response:
-    return Response(error_document(error), status, media_type="application/json")
+    headers = {"WWW-Authenticate": "Bearer"} if status == _UNAUTHORIZED else None
+    return Response(error_document(error), status, headers, "application/json")

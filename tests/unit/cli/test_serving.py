@@ -24,7 +24,10 @@ def test_it_serves_the_store_to_the_names_that_are_allowed(
     store.blobs.path.mkdir(parents=True)
     started: list[tuple[Any, ...]] = []
 
-    def serve_at(app: Any, host: str, port: int, *, ready: Callable[[str], None]) -> None:
+    def serve_at(
+        app: Any, host: str, port: int, *, ready: Callable[[str], None], log: bool
+    ) -> None:
+        assert not log
         ready("http://127.0.0.1:7/")
         started.append((app, host, port))
 
@@ -57,6 +60,9 @@ def test_a_missing_extra_is_named(cli: Cli, store: Store, monkeypatch: pytest.Mo
     [
         (["--allowed-host", "a.example:80"], "'a.example:80' is not a host name"),
         (["--allow-origin", "https://a.example"], "--allow-origin needs a model"),
+        (["--memory", "8GB"], "--memory needs a model"),
+        (["--api-key", "x"], "--api-key needs a model"),
+        (["--lm", "m", "--api-key", ""], "--api-key is empty"),
         (["--lm", "m", "--allow-origin", "https://a.example/b"], "is not an origin"),
     ],
 )

@@ -34,9 +34,9 @@ def answered(
 
     from blobstore.mlx_lm.chat_service import ChatAnswer, Job, Prompt
 
-    document = {"model": "m", "stream": False, "stop": [], **given}
+    document = {"model": "m", "stream": False, "stop": [], "count": 1, **given}
     sent: list[Any] = []
-    answer = ChatAnswer(Job(path, document, sent.append), TOKENIZER, Prompt([1, 2, 3], state, 2))
+    answer = ChatAnswer(Job(path, document, sent.append), TOKENIZER, Prompt([1, 2, 3], state, 0, 2))
     for number, text in enumerate(texts):
         is_last = number == len(texts) - 1
         TOKENIZER.detokenizer.last_segment = text

@@ -8,19 +8,27 @@ from typing import Any
 import pytest
 
 from blobstore.errors import ModelNotFoundError, UsageError
-from blobstore.mlx_lm.chat_requests import CHAT, TEXT, ChatModel, complete_request
+from blobstore.mlx_lm.chat_requests import (
+    CHAT,
+    TEXT,
+    ChatModel,
+    complete_request,
+    parse_request,
+)
 from blobstore.mlx_lm.sampling_settings import MAX_COUNT, NO_LIMIT, Sampling
 
 SYSTEM = {"role": "system", "content": "S"}
 EXAMPLE = {"role": "user", "content": "an example"}
 USER = {"role": "user", "content": "hi"}
 SAMPLING = Sampling(temperature=0.5, repeat_penalty=1.2, repeat_last_n=64, stop=("end",), seed=3)
+NAMES = ["m:latest", "n:int4"]
 SERVED = ChatModel("m:latest", SAMPLING, 100, (SYSTEM, EXAMPLE))
 
 
 def made(path: str = CHAT, served: ChatModel = SERVED, /, **given: Any) -> dict[str, Any]:
     words = {"messages": [USER]} if path == CHAT else {"prompt": "hi"}
-    return complete_request(json.dumps(words | given).encode(), path, served)
+    raw = json.dumps(words | given).encode()
+    return complete_request(parse_request(raw, path, NAMES), path, served)
 
 
 def test_the_models_own_parameters_are_the_defaults() -> None:
@@ -28,6 +36,11 @@ def test_the_models_own_parameters_are_the_defaults() -> None:
     assert document == {
         "model": "m:latest",
         "prompt": "hi",
+        "prompts": ["hi"],
+        "tools": [],
+        "count": 1,
+        "answer_schema": None,
+        "callable": [],
         "temperature": 0.5,
         "top_p": 1.0,
         "top_k": 0,
@@ -59,14 +72,54 @@ def test_values_that_mlx_lm_takes_otherwise() -> None:
     assert made(temperature=1e-39)["temperature"] == 0  # MLX would divide by it
     assert made(temperature=1e-20)["temperature"] == 1e-20
     made(TEXT, best_of=1, echo=False, suffix="")
-    made(response_format={"type": "text"})
+
+
+@pytest.mark.parametrize(
+    ("prompt", "prompts"),
+    [
+        ("a", ["a"]),
+        (["a", "b"], ["a", "b"]),
+        ([1, 99], [[1, 99]]),
+        ([[1], [2, 3]], [[1], [2, 3]]),
+        (["a", [2]], ["a", [2]]),
+    ],
+)
+def test_prompts_are_texts_or_tokens(prompt: Any, prompts: list[Any]) -> None:
+    document = made(TEXT, prompt=prompt, n=2)
+    assert (document["prompts"], document["count"]) == (prompts, 2 * len(prompts))
+
+
+F, G = ({"name": name, "parameters": {"type": "object"}} for name in "fg")
+TOOLS = [{"type": "function", "function": function} for function in (F, G)]
+SCHEMA = {"type": "object", "required": ["a"]}
+FORMAT = {"type": "json_schema", "json_schema": {"name": "x", "schema": SCHEMA}}
+
+
+@pytest.mark.parametrize(
+    ("given", "schema", "functions"),
+    [
+        ({"response_format": {"type": "text"}}, None, []),
+        ({"response_format": {"type": "json_object"}}, {"type": "object"}, []),
+        ({"response_format": FORMAT}, SCHEMA, []),
+        ({"tools": TOOLS}, None, []),
+        ({"tools": TOOLS, "response_format": FORMAT}, SCHEMA, [F, G]),
+        ({"tools": TOOLS, "response_format": FORMAT, "tool_choice": "none"}, SCHEMA, []),
+        ({"tools": TOOLS, "response_format": FORMAT, "tool_choice": "required"}, None, [F, G]),
+        ({"tools": TOOLS, "tool_choice": {"type": "function", "function": G}}, None, [G]),
+    ],
+)
+def test_what_an_answer_may_be(given: Any, schema: Any, functions: list[Any]) -> None:
+    document = made(**given)
+    assert (document["answer_schema"], document["callable"]) == (schema, functions)
+    assert document["tools"] == ([] if "none" in given.values() else given.get("tools", []))
 
 
 @pytest.mark.parametrize("name", ["m", "m:latest", "default_model"])
 def test_the_model_has_several_names(name: str) -> None:
     assert made(model=name)["model"] == "m:latest"
+    assert made(model="N:int4")["model"] == "n:int4"
     for other in ("mlx-community/other", "/etc", ""):
-        with pytest.raises(ModelNotFoundError, match="is not served, only m:latest"):
+        with pytest.raises(ModelNotFoundError, match="is not served, only m:latest, n:int4"):
             made(model=other)
 
 
@@ -83,7 +136,12 @@ REFUSED: dict[str, tuple[str, dict[str, Any]]] = {
     "temperature is '-1'": (CHAT, {"temperature": -1}),
     "top_k is '1.5'": (CHAT, {"top_k": 1.5}),
     "best_of '3' is not supported": (TEXT, {"best_of": 3}),
-    "response_format .* is not supported": (CHAT, {"response_format": {"type": "json_object"}}),
+    "n is '129', expected": (CHAT, {"n": 129}),
+    "asks for 130 answers, at most 128": (TEXT, {"prompt": ["a", "b"], "n": 65}),
+    "response_format is .*, expected the type text": (CHAT, {"response_format": {"type": "x"}}),
+    "json_schema with json_schema.schema": (CHAT, {"response_format": {"type": "json_schema"}}),
+    "tool_choice is .*, expected none": (CHAT, {"tool_choice": "required"}),
+    "or a function of tools": (CHAT, {"tools": [], "tool_choice": {"type": "function"}}),
     "stop is .*, expected a string": (CHAT, {"stop": [1]}),
     "with a role": (CHAT, {"messages": [{"content": "hi"}]}),
     "images and files": (CHAT, {"messages": [{"role": "user", "content": [IMAGE]}]}),
@@ -94,6 +152,9 @@ REFUSED: dict[str, tuple[str, dict[str, Any]]] = {
         {"chat_template_kwargs": {"chat_template": "x"}},
     ),
     "prompt is missing": (TEXT, {"prompt": ""}),
+    "prompt is missing, or": (TEXT, {"prompt": ["a", 1]}),
+    "or is not a text, tokens": (TEXT, {"prompt": [[True]]}),
+    "a token that is not from 0 to 99": (TEXT, {"prompt": [[5], [100]]}),
 }
 
 
@@ -111,7 +172,7 @@ def test_what_is_not_a_document_is_refused() -> None:
         b"[" * 5000 + b"]" * 5000: "deeper",
     }.items():
         with pytest.raises(UsageError, match=message):
-            complete_request(raw, CHAT, SERVED)
+            parse_request(raw, CHAT, NAMES)
 
 
 @pytest.mark.parametrize("path", [CHAT, TEXT])

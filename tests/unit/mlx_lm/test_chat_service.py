@@ -1,4 +1,4 @@
-"""The service of a real model: answers alone and together, stop texts, clients that are gone."""
+"""The service of real models: answers alone and together, stop texts, clients that are gone."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from support import PYCODE
-from support.talking import that_chats
+from support.talking import CHAT_TEMPLATE, that_chats
 
 import blobstore
 from blobstore.errors import UsageError
@@ -19,6 +19,8 @@ from blobstore.mlx_lm.chat_requests import CHAT, TEXT
 
 PROMPT = "def read_file(path):"
 ANSWER = '\n        """Return a file-'
+TOOLS = CHAT_TEMPLATE + "{# <tool_call> tool_call.name #}"
+"""By these words mlx-lm knows the form of calls."""
 
 
 @pytest.fixture(scope="module")
@@ -28,9 +30,15 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     folder = tmp_path_factory.mktemp("served")
     store = blobstore.open_store(folder / "store")
     blobstore.import_model(that_chats(folder / "source", PYCODE), "m", store=store)
-    made, notes = load_service("m", store=store)
-    assert notes == ()
+    source = that_chats(folder / "tools", PYCODE, TOOLS)
+    (source / "generation_config.json").write_text('{"num_beams": 2}')
+    blobstore.import_model(source, "n", store=store)
+    notes: list[str] = []
+    with pytest.raises(UsageError, match=r"n:latest has 10,529,080 bytes of weights"):
+        load_service(["n", "m"], store=store, note=notes.append, memory=9)
+    made = load_service(["m", "n"], store=store, note=notes.append, memory=15_000_000)
     with closing(made):
+        made.notes = notes
         yield made
 
 
@@ -128,3 +136,62 @@ def test_an_error_of_mlx_ends_the_answers_and_not_the_service(
         with pytest.raises(RuntimeError, match="no memory"):
             Client(service).whole()
     assert Client(service).text() == ANSWER
+
+
+def test_several_answers_to_several_prompts(service: Any) -> None:
+    prompts = [PROMPT, "import", [5, 6]]
+    document = Client(service, prompt=prompts, n=2).whole()
+    texts = [Client(service, prompt=prompt).text() for prompt in prompts for _ in range(2)]
+    assert [one["text"] for one in document["choices"]] == texts
+    assert [one["index"] for one in document["choices"]] == [0, 1, 2, 3, 4, 5]
+    usage = [Client(service, prompt=one).whole()["usage"]["prompt_tokens"] for one in prompts]
+    assert document["usage"]["prompt_tokens"] == sum(usage)
+    seeded = Client(service, n=2, temperature=1.5, seed=1).whole()["choices"]
+    assert seeded[0]["text"] != seeded[1]["text"]
+
+
+def test_a_model_is_loaded_when_it_is_asked_for(service: Any) -> None:
+    for _ in range(2):  # there is memory for one
+        service.notes.clear()
+        clients = [Client(service, model=name) for name in ("m", "n", "n")]
+        assert [client.text() for client in clients] == [ANSWER] * 3
+        (note,) = service.notes
+        assert note.startswith("n:latest: generation_config.json: mlx-lm does not support num_b")
+
+
+CITY = {
+    "type": "object",
+    "properties": {"city": {"$ref": "#/$defs/city"}},
+    "required": ["city"],
+    "additionalProperties": False,
+    "$defs": {"city": {"enum": ["Oslo", "Rome"]}},
+}
+CALLS = {"tools": [{"type": "function", "function": {"name": "f", "parameters": CITY}}]}
+
+
+@pytest.mark.parametrize("alone", [{}, {"seed": 1}], ids=["in a batch", "alone"])
+def test_an_answer_follows_a_schema(service: Any, alone: dict[str, Any]) -> None:
+    pytest.importorskip("llguidance")
+    given = {"content": "hi", "model": "n", "temperature": 1.0, "max_tokens": 60, **alone}
+    form = {"type": "json_schema", "json_schema": {"schema": CITY}}
+    others = [Client(service, CHAT, **given) for _ in range(2)]
+    document = Client(service, CHAT, response_format=form, top_logprobs=9, **given).whole()
+    (choice,) = document["choices"]
+    assert json.loads(choice["message"]["content"])["city"] in ("Oslo", "Rome")
+    assert choice["finish_reason"] == "stop"
+    json.dumps(document, allow_nan=False)
+    (choice,) = Client(service, CHAT, tool_choice="required", **CALLS, **given).whole()["choices"]
+    (call,) = choice["message"]["tool_calls"]
+    assert call["function"]["name"] == "f"
+    assert json.loads(call["function"]["arguments"])["city"] in ("Oslo", "Rome")
+    assert choice["finish_reason"] == "tool_calls"
+    assert all(other.whole() for other in others)
+
+
+def test_a_grammar_that_can_not_be_made_is_an_error(service: Any) -> None:
+    pytest.importorskip("llguidance")
+    form = {"type": "json_schema", "json_schema": {"schema": {"uniqueItems": True}}}
+    with pytest.raises(UsageError, match=r"Schema is not supported by llguidance: Unimplemented keys"):
+        Client(service, CHAT, content="hi", response_format=form).whole()
+    with pytest.raises(UsageError, match="the model has no calls of tools in JSON"):
+        Client(service, CHAT, content="hi", tool_choice="required", **CALLS).whole()

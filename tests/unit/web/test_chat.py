@@ -52,11 +52,12 @@ def asked(
     method: str = "POST",
     allowed: str = "https://allowed.example/",
     origin: str | None = None,
+    api_key: str | None = None,
     more: dict[str, str] | None = None,
     leaves_after: int | None = None,
 ) -> Reply:
     """Return the answer to one request; ``more``: headers."""
-    chat = Chat(service, [allowed])  # type: ignore[arg-type]
+    chat = Chat(service, [allowed], api_key)  # type: ignore[arg-type]
     fields = ({} if origin is None else {"origin": origin}) | (more or {})
     pieces = body or (b"",)
     return ask(chat, path, method, fields, body=pieces, leaves_after=leaves_after)
@@ -104,6 +105,20 @@ def test_errors_have_openais_form(error: Exception, status: int) -> None:
 def test_addresses(method: str, path: str, status: int) -> None:
     reply = asked(Service(), method=method, path=path)
     assert (reply.status, "error" in reply.json) == (status, status != 200)
+
+
+def test_a_key_that_clients_must_send() -> None:
+    for given in ("", "Bearer", "Bearer wrong", "Basic ü", "key"):
+        service = Service()
+        reply = asked(service, b"a", api_key="key", more={"authorization": given})
+        assert (reply.status, service.requests) == (401, [])
+        assert reply.json["error"]["code"] == "invalid_api_key"
+        assert reply.headers["www-authenticate"] == "Bearer"
+    assert asked(Service(), b"a", api_key="key", more={"authorization": "bearer key"}).status == 200
+    preflight = asked(
+        Service(), method="OPTIONS", origin=OTHER, allowed="*", api_key="key", more=PREFLIGHT
+    )
+    assert preflight.status == 200
 
 
 def test_a_large_request_is_refused() -> None:
