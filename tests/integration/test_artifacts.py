@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from support import PYCODE
+from support.commands import Cli
 from support.registries import Registry, cannot_run, registry, skopeo
 
 import blobstore
@@ -76,3 +77,31 @@ def test_umoci_unpacks_an_image(plain: Registry, coded: Store, tmp_path: Path) -
     names = {path.name for path in out.iterdir()}
     assert {path.name for path in unpacked.iterdir()} == names
     assert not filecmp.cmpfiles(unpacked, out, names, shallow=False)[1]
+
+
+def test_a_pushed_model_is_seen_without_pulling_it(
+    plain: Registry, coded: Store, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One tag for Ollama, another with OCI's manifest for tools for containers."""
+    name, cli = f"{plain.host}/team/seen:int4", Cli(coded, capsys)
+    store = ("--store", coded.root)
+    pushed = cli.text("push", "m", name, "--oci", *store)
+    assert pushed.endswith(f"OCI manifest: {name}-oci\n")
+    own = cli.json("show", "m", *store)
+    shown = cli.json("show", name, *store)
+    assert cli.err == f"Note: {name} is not in the store: asking the registry\n"
+    assert shown["id"] == own["id"]
+    assert shown["tensors"] == own["tensors"]
+    rows = cli.json("list", f"{plain.host}/team/seen", "--sort", "name")
+    assert [row["name"] for row in rows] == [name, f"{name}-oci"]
+    assert {(row["quant_type"], row["parameters"]) for row in rows} == {("int4", 5_245_696)}
+    assert name in {row["name"] for row in cli.json("list", plain.host)}
+    pinned = f"{plain.host}/team/seen@{own['id']}"
+    assert cli.json("inspect", pinned)["parameters"] == 5_245_696
+    error = cli(*("show", f"{plain.host}/team/seen:typo"), *store)[2]
+    assert error.endswith(f"blobstore list {plain.host}/team/seen lists its tags.\n")
+    assert "no models at" in cli.refused("list", f"{plain.host}/team/none", code=1)
+    for tag, code in (("int4", 1), ("int4-oci", 0)):
+        place = f"docker://{plain.host}/team/seen:{tag}"
+        line = ["skopeo", "inspect", "--tls-verify=false", place]
+        assert subprocess.run(line, check=False, capture_output=True).returncode == code

@@ -36,8 +36,15 @@ from blobstore.cli.output import (
 )
 from blobstore.cli.stores import (
     CACHE,
+    CaFileOption,
+    InsecureOption,
     LowerOption,
+    PlaceModel,
     StoreOption,
+    holds_models,
+    is_registry,
+    model_at,
+    registry_access,
     source_at,
     stores_at,
 )
@@ -66,9 +73,11 @@ def inspect(
         Argument(
             metavar="TARGET",
             help="A .safetensors file, a folder, a shard index, an address, "
-            "hf://ORG/NAME[@REVISION][/PATH], or a stored model.",
+            "hf://ORG/NAME[@REVISION][/PATH], a stored model, HOST/NAMESPACE/MODEL[:TAG] at a "
+            "registry, or an archive or s3://BUCKET/PREFIX with models.",
         ),
     ],
+    model: PlaceModel = None,
     tensors: Annotated[bool, Option("--tensors", help="List the tensors.")] = False,
     tree: Annotated[
         bool,
@@ -93,6 +102,8 @@ def inspect(
             help="Order of --tensors; size and parameters list the largest first.",
         ),
     ] = "file",
+    insecure: InsecureOption = False,
+    ca_file: CaFileOption = None,
     store: StoreOption = None,
     lower: LowerOption = None,
     as_json: JsonOption = False,
@@ -102,8 +113,11 @@ def inspect(
 
     if sort not in _ORDERS:
         raise UsageError(f"unknown order {sort!r}", hint=f"Use one of: {', '.join(_ORDERS)}.")
-    if (name := model_named(target)) is not None:
-        everything = inspect_model(name, target, stores_at(store, lower, may_be_new=True))
+    is_model = model is not None or model_named(target) is not None or is_registry(target)
+    if is_model or holds_models(target):
+        access = registry_access(insecure, ca_file)
+        home, name = model_at(target, model, access, store, lower)
+        everything = inspect_model(name, target, home)
     else:
         everything = inspect_source(source_at(target), target)
     inspection = everything.only(filters) if filters else everything

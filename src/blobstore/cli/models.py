@@ -41,13 +41,19 @@ from blobstore.cli.output import (
 )
 from blobstore.cli.stores import (
     CACHE,
+    CaFileOption,
+    InsecureOption,
     LowerOption,
+    PlaceModel,
     StoreOption,
     WaitOption,
+    home_at,
+    model_at,
+    registry_access,
     store_at,
     stores_at,
 )
-from blobstore.errors import StorageError, UsageError
+from blobstore.errors import NotFoundError, StorageError, UsageError
 from blobstore.names import ModelName
 
 if TYPE_CHECKING:
@@ -60,6 +66,14 @@ _SHOWN = 20
 
 
 def list_(
+    place: Annotated[
+        str | None,
+        Argument(
+            metavar="PLACE",
+            help="List other models: HOST/NAMESPACE/MODEL (its tags) or HOST of a registry, "
+            "s3://BUCKET/PREFIX, a folder or an archive.",
+        ),
+    ] = None,
     sort: Annotated[
         str,
         Option(
@@ -67,6 +81,8 @@ def list_(
             help="Order: by name, the newest first, or the largest first.",
         ),
     ] = "time",
+    insecure: InsecureOption = False,
+    ca_file: CaFileOption = None,
     store: StoreOption = None,
     lower: LowerOption = None,
     as_json: JsonOption = False,
@@ -74,12 +90,18 @@ def list_(
     """List the models of the store, the newest first."""
     if sort not in _ORDERS:
         raise UsageError(f"unknown order {sort!r}", hint=f"Use one of: {', '.join(_ORDERS)}.")
-    opened = stores_at(store, lower, cache=CACHE)
+    if place is None:
+        opened = stores_at(store, lower, cache=CACHE)
+    else:
+        opened = home_at(place, registry_access(insecure, ca_file))
     listed = sorted(blobstore.list_models(opened), key=_ORDERS[sort])
     if as_json:
         show_json(listed)
     elif listed:
         _show_list(listed)
+    elif place is not None:
+        hint = "Some registries list only tags: blobstore list HOST/NAMESPACE/MODEL."
+        raise NotFoundError(f"no models at {place}", hint=None if "/" in place else hint)
     else:
         say_empty(opened.address)
     with _note_unreadable():
@@ -132,7 +154,15 @@ def _list_row(model: ListedModel | BrokenModel) -> tuple[object, ...]:
 
 
 def show(
-    name: Model,
+    name: Annotated[
+        str,
+        Argument(
+            metavar="NAME",
+            help="A stored model, HOST/NAMESPACE/MODEL[:TAG] at a registry, or an archive or "
+            "s3://BUCKET/PREFIX.",
+        ),
+    ],
+    model: PlaceModel = None,
     tensors: Annotated[bool, Option("--tensors", help="List the tensors as well.")] = False,
     coverage: Annotated[
         bool,
@@ -141,6 +171,8 @@ def show(
             help="Show how much of the source is stored, what was left out, and why.",
         ),
     ] = False,
+    insecure: InsecureOption = False,
+    ca_file: CaFileOption = None,
     store: StoreOption = None,
     lower: LowerOption = None,
     as_json: JsonOption = False,
@@ -149,8 +181,8 @@ def show(
     from blobstore.inspection.listing import stored_coverage, summarize
     from blobstore.views.results import ShownModel
 
-    asked = ModelName.parse(name)
-    opened = stores_at(store, lower)
+    access = registry_access(insecure, ca_file)
+    opened, asked = model_at(name, model, access, store, lower)
     home = opened.holder(asked)
     full = home.find(asked)
     manifest = home.manifests.read(full)

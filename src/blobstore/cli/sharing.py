@@ -85,6 +85,14 @@ def push(
             "or the same blobs under an OCI manifest. Needs a REF.",
         ),
     ] = None,
+    oci: Annotated[
+        bool,
+        Option(
+            "--oci",
+            help="Also write an OCI manifest of the same blobs, under TAG-oci, for skopeo and"
+            " docker; Ollama reads TAG only.",
+        ),
+    ] = False,
     form: Annotated[
         str | None,
         Option(
@@ -122,6 +130,8 @@ def push(
     to = reference or to
     files = {"format": form, "dequantize": dequantize, "max_shard_size": max_shard_size}
     given = {key: value for key, value in files.items() if value is not None}
+    if oci and artifact is not None:
+        raise UsageError("--oci is for the model itself, --artifact sends another form")
     _check_artifact(artifact, to, given)
     with progress_bar() as progress, ExitStack() as opened:
         model: Readable = source
@@ -132,7 +142,14 @@ def push(
         done = blobstore.push(
             name, model, to=to, neighbours=source, access=access, jobs=jobs, progress=progress
         )
+        if oci:
+            scheme, mark, _ = (to or name).rpartition("://")
+            second = opened.enter_context(blobstore.open_artifact(name, source, "oci"))
+            place = f"{scheme}{mark}{done.name}-oci"
+            blobstore.push(name, second, to=place, neighbours=source, access=access, jobs=jobs)
     show_result(done, partial(_show, "Pushed", "sent"), as_json)
+    if oci and not as_json:
+        emit(f"OCI manifest: {done.name}-oci")
 
 
 def _check_artifact(kind: str | None, to: str | None, given: Mapping[str, str]) -> None:

@@ -5,16 +5,19 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from typer import Option
+from typer import Argument, Option
 
 import blobstore
-from blobstore.cli.output import parse_size
-from blobstore.errors import UsageError
+from blobstore.cli.output import counted, note, parse_size, shortened
+from blobstore.errors import ModelNotFoundError, UsageError
+from blobstore.io.objects import is_bucket
 
 if TYPE_CHECKING:
+    from blobstore.names import ModelName
     from blobstore.store.registry.logins import Credentials
 
 StoreOption = Annotated[
@@ -271,3 +274,85 @@ def registry_access(
     return blobstore.RegistryAccess(
         insecure=insecure, credentials=credentials(), realms=realms_of(realm), ca_file=ca_file
     )
+
+
+PlaceModel = Annotated[
+    str | None,
+    Argument(metavar="MODEL", help="Which model, of a place that has several."),
+]
+_REGISTRY = re.compile(
+    r"(?:https?://)?(?=localhost|[^/]*[.:])[^./:][^/:]*(?::[0-9]+)?"
+    r"(?P<repository>/[^/]+/[^/]+)?/?"
+)
+"""A registry, or a repository or model of it. A host has a dot or a colon, as docker has it."""
+_ARCHIVE = (".tar", ".tgz", ".gz", ".zst")
+_NAMES = 8
+
+
+def _is_bucket(text: str) -> bool:
+    """Return True for the address of a store, as ``--store`` takes it."""
+    return "://" in text and not text.lower().startswith(("http", "hf:"))
+
+
+def is_registry(text: str) -> bool:
+    """Return True for ``HOST/NAMESPACE/MODEL``, with or without a tag and a digest."""
+    named = None if os.path.lexists(text) else _REGISTRY.fullmatch(text)
+    return named is not None and named["repository"] is not None
+
+
+def holds_models(text: str) -> bool:
+    """Return True for an archive, and for the address of a store in a bucket."""
+    if is_bucket(text) and not text.endswith((".safetensors", ".gguf", ".json")):
+        return bool(store_at(text).manifests.names())
+    return text.endswith(_ARCHIVE) and Path(text).is_file()
+
+
+def home_at(text: str, access: blobstore.RegistryAccess) -> Any:
+    """Return the home at a place, to be read.
+
+    That is ``s3://…``, a folder, an archive, or a registry's ``HOST`` or ``HOST/NAMESPACE/MODEL``.
+
+    Raises: UsageError for another text; as the home.
+    """
+    if _is_bucket(text) or Path(text).is_dir():
+        return store_at(text, cache=CACHE)
+    if Path(text).is_file():
+        return blobstore.open_archive(text)
+    if _REGISTRY.fullmatch(text) is None:
+        hint = "Write HOST, HOST/NAMESPACE/MODEL, s3://BUCKET/PREFIX, a folder or an archive."
+        raise UsageError(f"{text!r} is not a place of models", hint=hint)
+    return access.open_all(text)
+
+
+def model_at(
+    text: str,
+    model: str | None,
+    access: blobstore.RegistryAccess,
+    store: str | None,
+    lower: Sequence[str] | None,
+) -> tuple[Any, ModelName]:
+    """Return the home of the model that a text names, and the model's name there.
+
+    It is a stored model, else ``HOST/NAMESPACE/MODEL[:TAG][@DIGEST]`` at that registry; or the only
+    model, or ``model``, of another place.
+
+    Raises: UsageError for a place without a model, or with several; as `home_at`.
+    """
+    from blobstore.store.registry.api import Reference
+
+    if model is not None or _is_bucket(text) or holds_models(text):
+        home = home_at(text, access)
+        names = home.manifests.names() if model is None else [home.find(model)]
+        if len(names) != 1:
+            hint = f"Name one after it: {shortened(names, _NAMES)}." if names else None
+            raise UsageError(f"{text} has {counted(len(names), 'model')}", hint=hint)
+        return home, names[0]
+    reference = Reference.parse(text)
+    if reference.digest is None:
+        opened = stores_at(store, lower)
+        with suppress(ModelNotFoundError):
+            if is_registry(text):
+                opened.holder(reference.name)
+            return opened, reference.name
+    note(f"{text} is not in the store: asking the registry")
+    return access.open(reference), reference.name

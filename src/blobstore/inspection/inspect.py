@@ -207,8 +207,13 @@ def inspect_model(name: ModelName, text: str, store: Readable) -> Inspection:
         ) from None
     files: dict[str, InspectedFile] = {}
     tensors: list[LogicalTensor] = []
-    for layer in model.weight_layers:
-        with model.open_layer(layer) as (reader, header, weights):
+    read = [
+        named
+        for some, found in model.headers_of(model.weight_layers)
+        for named in zip(some, found, strict=True)
+    ]
+    for layer, known in read:
+        with model.open_layer(layer, header=known) as (reader, header, weights):
             file_name = layer.name or str(layer.digest)
             if file_name in files:
                 file_name = str(layer.digest)

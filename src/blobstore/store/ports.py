@@ -23,7 +23,7 @@ from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import Annotated, Protocol
+from typing import Annotated, ClassVar, Protocol
 
 from blobstore.errors import (
     BlobStoreError,
@@ -34,9 +34,10 @@ from blobstore.errors import (
     UsageError,
 )
 from blobstore.formats.documents import Descriptor, Manifest
-from blobstore.formats.safetensors.header import Header
+from blobstore.formats.safetensors.header import Header, header_of
 from blobstore.io.budget import Budget
 from blobstore.io.ranges import OpenReader
+from blobstore.io.workers import results_of
 from blobstore.names import Digest, ModelName
 from blobstore.store.hints import ResultFolder, ShareHints, SummaryHints
 from blobstore.store.references import References
@@ -63,6 +64,9 @@ from blobstore.store.sessions import (
     wrong_bytes as wrong_bytes,
 )
 
+_HEAD = 4096
+"""Bytes in which the headers of most blobs end."""
+
 
 @dataclass(frozen=True, slots=True)
 class Removal:
@@ -84,7 +88,12 @@ class Removal:
 
 
 class Blobs(Protocol):
-    """Content by digest. A blob never changes, and is never partly there."""
+    """Content by digest. A blob never changes, and is never partly there.
+
+    ``headers_at_once``: requests at once for the headers of blobs on a server.
+    """
+
+    headers_at_once: ClassVar[int] = 0
 
     def open(self, descriptor: Descriptor) -> OpenReader:
         """Return a reader over a blob that has the descriptor's size; its bytes are not checked.
@@ -105,10 +114,20 @@ class Blobs(Protocol):
     def headers(self, descriptors: Sequence[Descriptor], budget: Budget) -> Sequence[Header | None]:
         """Return the headers of blobs of tensors, and count them.
 
-        None for each that has to be read from an open blob: many homes read no header here.
+        None for each that has to be read from an open blob: homes with `headers_at_once` of 0 read
+        no header here.
         """
-        del budget
-        return [None] * len(descriptors)
+        if not self.headers_at_once:
+            return [None] * len(descriptors)
+
+        def header(descriptor: Descriptor) -> Header | None:
+            try:
+                with self.open(descriptor) as reader:
+                    return header_of(reader, budget, first_nbytes=min(_HEAD, reader.size))
+            except BlobStoreError:
+                return None  # it is read again, which raises the error
+
+        return results_of(list(descriptors), header, self.headers_at_once, name="headers")
 
     def missing(self, descriptors: Iterable[Descriptor]) -> list[Descriptor]:
         """Return those of ``descriptors``, each digest once, without a blob of their size."""

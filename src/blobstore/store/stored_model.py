@@ -144,18 +144,22 @@ class StoredModel:
 
     @contextmanager
     def open_layer(
-        self, layer: Descriptor, known: Container[str] | None = None
+        self,
+        layer: Descriptor,
+        known: Container[str] | None = None,
+        header: Header | None = None,
     ) -> Iterator[tuple[OpenReader, Header, list[StoredTensor]]]:
         """Yield a blob of tensors: an open reader, its validated header, and its tensors.
 
         ``known`` is given when the tensors are to be used: the names of the tensors of other blobs,
-        none of which may be here again; and names and ranks must be within the limits.
+        none of which may be here again; and names and ranks must be within the limits. ``header``:
+        if it was read before.
 
         Raises: NotFoundError, CorruptDataError, LimitExceededError, StorageError; as
         `stored_tensors`; whatever the block raises, with the model and the blob.
         """
         with self.naming(layer), self.home.blobs.open(layer) as reader:
-            header = header_of(reader, self._budget, first_nbytes=_HEAD)
+            header = header or header_of(reader, self._budget, first_nbytes=_HEAD)
             if known is not None:
                 header.check_limits(reader.name)
             tensors = list(stored_tensors(header, self._settings))

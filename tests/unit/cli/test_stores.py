@@ -190,3 +190,36 @@ def test_settings_of_buckets_that_obstore_does_not_read(monkeypatch: pytest.Monk
     assert bucket_options("gs://b") == {"base_url": "http://g"} | http
     assert bucket_options("az://b") == {"use_emulator": "true"} | http
     assert bucket_options("memory://b") == {}
+
+
+# Places
+
+
+def test_models_at_other_places(
+    cli: Cli, source: Path, address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("BLOBSTORE_CACHE", str(tmp_path / "cache"))
+    archive = tmp_path / "m.tar"
+    for name in ("m", "n"):
+        cli.text("import", source, name, "--quant", "int8")
+        cli.text("cp", name, "--to", address)
+    cli.text("save", "m", "-o", archive)
+    monkeypatch.setenv("BLOBSTORE_STORE", str(tmp_path / "none"))
+    for place, names in ((archive, "m"), (address, "mn"), (cli.store.root, "mn")):
+        found = [row["name"] for row in cli.json("list", place, "--sort", "name")]
+        assert found == [f"{name}:latest" for name in names]
+        assert cli.json("show", place, "m")["quant_type"] == "int8"
+        assert cli.json("inspect", place, "m")["kind"] == "model"
+    assert cli.json("show", archive)["name"] == cli.json("inspect", archive)["name"] == "m:latest"
+    error = cli.refused("show", address)
+    assert "has 2 models\nHint: Name one after it: m:latest, n:latest." in error
+
+
+def test_places_without_models(cli: Cli, source: Path, address: str, tmp_path: Path) -> None:
+    assert f"no models at {address}" in cli.refused("list", address, code=1)
+    assert f"{address} has 0 models" in cli.refused("show", address)
+    assert "contains neither blobs nor manifests" in cli.refused("list", source.parent, code=1)
+    assert "not a valid archive" in cli.refused("list", source / "config.json", code=1)
+    for text in ("qwen3", f"{tmp_path}/none.tar", "a/b/c"):
+        assert "is not a place of models\nHint: Write HOST, " in cli.refused("list", text)
+    assert "is not a place of models" in cli.refused("show", "m:int4", "n")

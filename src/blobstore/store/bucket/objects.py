@@ -32,10 +32,8 @@ from blobstore.errors import (
     UsageError,
 )
 from blobstore.formats.documents import MAX_MANIFEST, Descriptor
-from blobstore.formats.safetensors.header import Header, header_of
 from blobstore.formats.signatures import MAX_FILE, MAX_SIGNATURES, Signature
 from blobstore.formats.strictjson import check_limit
-from blobstore.io.budget import Budget
 from blobstore.io.durable import list_folder, make_folder, os_errors, replace_file
 from blobstore.io.objects import Bucket, ObjectReader, ObjectState, ObjectVersion
 from blobstore.io.ranges import FileReader, OpenReader
@@ -66,8 +64,6 @@ SWEEP = f"{_PRIVATE}sweep"
 
 REQUESTS = 16
 """Requests at once for many small objects."""
-_HEAD = 4096
-"""Bytes in which the headers of most blobs end."""
 SMALL = 4 * 2**20
 """Bytes of a blob that is written in one request."""
 _PART = 8 * 2**20
@@ -169,6 +165,8 @@ class BucketManifests(Manifests):
 class BucketBlobs(Blobs):
     """The blobs of a bucket; a ``cache`` keeps some of them."""
 
+    headers_at_once = REQUESTS
+
     def __init__(
         self, bucket: Bucket, manifests: BucketManifests, cache: BlobCache | None = None
     ) -> None:
@@ -183,18 +181,6 @@ class BucketBlobs(Blobs):
         key = blob_key(descriptor.digest)
         check_blob_size(descriptor, self.size(descriptor.digest), self._bucket.place(key))
         return ObjectReader(self._bucket, key, descriptor.size)
-
-    def headers(self, descriptors: Sequence[Descriptor], budget: Budget) -> list[Header | None]:
-        """See `Blobs`: several at once."""
-
-        def header(descriptor: Descriptor) -> Header | None:
-            try:
-                with self.open(descriptor) as reader:
-                    return header_of(reader, budget, first_nbytes=min(_HEAD, reader.size))
-            except BlobStoreError:
-                return None  # it is read again, which raises the error
-
-        return results_of(list(descriptors), header, REQUESTS, name="headers")
 
     def missing(self, descriptors: Iterable[Descriptor]) -> list[Descriptor]:
         """See `Blobs`: a request for each."""

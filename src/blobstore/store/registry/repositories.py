@@ -24,13 +24,14 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from dataclasses import replace
 from functools import partial
 from itertools import compress, count
 from urllib.parse import urlencode
 
 from blobstore.errors import (
+    BlobStoreError,
     ConflictError,
     DigestMismatchError,
     ModelNotFoundError,
@@ -108,6 +109,8 @@ class Places:
 
 class RegistryBlobs(Blobs):
     """The blobs of a registry, in the repositories that are known to have them. See `Blobs`."""
+
+    headers_at_once = 16
 
     def __init__(self, manifests: RegistryManifests) -> None:
         self._api = manifests.api
@@ -293,16 +296,22 @@ class RegistryManifests(Manifests):
     """The models of a registry by name. See `Manifests`.
 
     ``host`` is the registry in the names of its models. ``pinned``: the digests that the manifests
-    of some names must have.
+    of some names must have. ``repository``: the only one that is listed; None: all.
     """
 
     def __init__(
-        self, api: RegistryApi, host: str, places: Places, pinned: Mapping[ModelName, Digest]
+        self,
+        api: RegistryApi,
+        host: str,
+        places: Places,
+        pinned: Mapping[ModelName, Digest],
+        repository: str | None = None,
     ) -> None:
         self.api = api
         self.places = places
         self._host = host
         self._pinned = pinned
+        self._repository = repository
 
     def names(self) -> list[ModelName]:
         """See `Manifests`: those of all repositories of the form NAMESPACE/MODEL.
@@ -313,7 +322,11 @@ class RegistryManifests(Manifests):
         budget = Budget(
             f"the list of models at {self._host}", received=_MAX_NAMES, seconds=_NAMES_S
         )
-        repositories = list(self._list(address, CATALOG, "repositories", budget))
+        repositories = (
+            list(self._list(address, CATALOG, "repositories", budget))
+            if self._repository is None
+            else [self._repository]
+        )
         models = (
             ModelName.of_path((self._host, *repository.split("/"), tag))
             for repository in repositories
@@ -332,13 +345,8 @@ class RegistryManifests(Manifests):
             raise ambiguous(name, others)
         return others[0] if others else name
 
-    def read(self, name: ModelName) -> Manifest:
-        """See `Manifests`. Its blobs are noted as those of the repository."""
-        manifest = Manifest.parse(self.text(name), f"the manifest of {name}")
-        self.places.note(repository_of(name), manifest.descriptors)
-        return manifest
-
     def text(self, name: ModelName) -> bytes:
+        """See `Manifests`. Its blobs are noted as those of the repository."""
         pinned = self._pinned.get(name)
         address = self._address(name, str(pinned or name.tag))
         with self.api.request(address, _scope(name), _request("GET"), MAX_MANIFEST) as reply:
@@ -349,6 +357,8 @@ class RegistryManifests(Manifests):
         if pinned is not None and Digest.of(raw) != pinned:
             message = f"{address}: its bytes are not those of {pinned}"
             raise DigestMismatchError(message, path=str(address), model=str(name))
+        with suppress(BlobStoreError):  # one that is not valid is the caller's
+            self.places.note(repository_of(name), Manifest.parse(raw).descriptors)
         return raw
 
     def raw(self, name: ModelName) -> bytes | None:
@@ -447,7 +457,9 @@ class RegistryManifests(Manifests):
         return ModelNotFoundError(
             f"model {str(name)!r} not found at {self.api.root}",
             model=str(name),
-            hint=LOWER_CASE if repository != repository.lower() else None,
+            hint=LOWER_CASE
+            if repository != repository.lower()
+            else f"blobstore list {name.host}/{repository} lists its tags.",
         )
 
 

@@ -66,7 +66,7 @@ class RegistryStore(Closing, Home):
     ``host``: the registry in the names of its models. ``address``: its web address, if that is
     another. ``client`` is closed with it. ``login`` and ``realms``: see `Authorization`.
     ``pinned``: models whose manifests are read by digest. ``others``: repositories of the registry
-    that may have a blob, to mount it from.
+    that may have a blob, to mount it from. ``repository``: the only one whose models it lists.
     """
 
     blobs: RegistryBlobs
@@ -83,11 +83,12 @@ class RegistryStore(Closing, Home):
         realms: Collection[str] = (),
         pinned: Mapping[ModelName, Digest] | None = None,
         others: Others = lambda _: (),
+        repository: str | None = None,
     ) -> None:
         self.address = address or f"https://{host}"
         self._client = client
         api = RegistryApi(client, self.address, login, realms=realms)
-        self.manifests = RegistryManifests(api, host, Places(others), pinned or {})
+        self.manifests = RegistryManifests(api, host, Places(others), pinned or {}, repository)
         self.signatures = RegistrySignatures(self.manifests)
         self.blobs = RegistryBlobs(self.manifests)
         self._publishing = threading.Lock()
@@ -265,8 +266,25 @@ class RegistryAccess:
     ca_file: str | None = None
     connections: int | None = None
 
-    def open(self, reference: Reference, others: Others = lambda _: ()) -> RegistryStore:
-        """Return the registry of a reference; ``others`` as for `RegistryStore`.
+    def open_all(self, place: str) -> RegistryStore:
+        """Return the registry at ``HOST``, or only what ``HOST/NAMESPACE/MODEL`` has there.
+
+        Raises: InvalidNameError; as `open`.
+        """
+        path = place.rstrip("/")
+        if "/" in path.rpartition("://")[2]:
+            reference = Reference.parse(path)
+            return self.open(reference, repository=repository_of(reference.name))
+        return self.open(Reference.parse(f"{path}/any/any"))
+
+    def open(
+        self,
+        reference: Reference,
+        others: Others = lambda _: (),
+        *,
+        repository: str | None = None,
+    ) -> RegistryStore:
+        """Return the registry of a reference; the rest as for `RegistryStore`.
 
         The login is found when the registry asks for it, which raises as `Credentials.find`.
 
@@ -287,6 +305,7 @@ class RegistryAccess:
             realms=self.realms,
             pinned={name: reference.digest} if reference.digest is not None else None,
             others=others,
+            repository=repository,
         )
 
 
