@@ -61,7 +61,8 @@ class QuantType(enum.Enum):
             return cls(_ALIASES.get(name, name))
         except (AttributeError, ValueError):
             known = f"Use one of: {', '.join(member.value for member in cls)}."
-            if bits := re.search(r"(?<![0-9])[2-8](?![0-9])", str(text)):  # q4_K_M and int3 are other programs' words
+            # q4_K_M and int3 are other programs' words.
+            if bits := re.search(r"(?<![0-9])[2-8](?![0-9])", str(text)):
                 known = f"The nearest is int{4 if int(bits[0]) <= 4 else 8}. {known}"  # noqa: PLR2004
             raise UsageError(f"unknown quantization type {text!r}", hint=known) from None
 

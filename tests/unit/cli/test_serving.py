@@ -34,11 +34,9 @@ def test_it_serves_the_store_to_the_names_that_are_allowed(
     monkeypatch.setattr(server, "serve_at", serve_at)
     hosts = [word for host in HOSTS for word in ("--allowed-host", host)]
     out = cli.text("serve", "--port", "7", *hosts)
-    assert (out, cli.err) == (
-        f"Serving {store.root} at http://127.0.0.1:7/\n"
-        f"No models in {store.root} yet. Import one: blobstore import FOLDER\n",
-        "",
-    )
+    serving = f"Serving {store.root} at http://127.0.0.1:7/\n"
+    empty = f"No models in {store.root} yet. Import one: blobstore import FOLDER\n"
+    assert (out, cli.err) == (serving + empty, "")
     ((app, host, port),) = started
     assert (host, port) == ("127.0.0.1", 7)
     client = Client(app)

@@ -191,7 +191,7 @@ def test_an_answer_follows_a_schema(service: Any, alone: dict[str, Any]) -> None
 def test_a_grammar_that_can_not_be_made_is_an_error(service: Any) -> None:
     pytest.importorskip("llguidance")
     form = {"type": "json_schema", "json_schema": {"schema": {"uniqueItems": True}}}
-    with pytest.raises(UsageError, match=r"Schema is not supported by llguidance: Unimplemented keys"):
+    with pytest.raises(UsageError, match=r"is not supported by llguidance: Unimplemented keys"):
         Client(service, CHAT, content="hi", response_format=form).whole()
     with pytest.raises(UsageError, match="the model has no calls of tools in JSON"):
         Client(service, CHAT, content="hi", tool_choice="required", **CALLS).whole()
