@@ -18,9 +18,10 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from producer_values import FLOATS, UNUSED, Array, ContradictionError, Values, meaning
@@ -163,16 +164,22 @@ class Report:
     slowest: float = 0
 
 
-def run(producer: str, numbers: range, work: Path) -> Iterator[tuple[int, Report]]:
+def run(
+    producer: str,
+    numbers: range,
+    work: Path,
+    make: Callable[[str, int], Any] = variant,
+    verify: Callable[..., str] = check,
+) -> Iterator[tuple[int, Report]]:
     """Check variants; yield a report that grows."""
     report = Report()
     for number in numbers:
-        one, folder = variant(producer, number), work / "variant"
+        one, folder = make(producer, number), work / "variant"
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir()
         began = time.perf_counter()
         try:
-            report.counts[check(one, folder, imports=number % IMPORT_EVERY == 0)] += 1
+            report.counts[verify(one, folder, imports=number % IMPORT_EVERY == 0)] += 1
         except KeyboardInterrupt:
             raise
         except BaseException as error:  # noqa: BLE001  # whatever it is, it breaks the sentence

@@ -1,7 +1,8 @@
-"""The short form of producers.py: 30 variants of each producer."""
+"""The short form of producers.py and gguf_variants.py: some variants of each producer."""
 
 from __future__ import annotations
 
+import importlib
 from pathlib import Path
 
 import pytest
@@ -21,6 +22,14 @@ CASES = [
 @pytest.mark.parametrize("producer", SEEDS)
 def test_the_invariant_holds_for_variants(producer: str, tmp_path: Path) -> None:
     *_, (_, report) = run(producer, range(30), tmp_path)
+    assert report.broken == {}
+    assert report.counts.keys() == {"equal", "refused"}
+
+
+def test_the_invariant_holds_for_gguf_files(tmp_path: Path) -> None:
+    pytest.importorskip("gguf")
+    variants = importlib.import_module("gguf_variants")
+    *_, (_, report) = run("GGUF", range(60), tmp_path, variants.variant, variants.check)
     assert report.broken == {}
     assert report.counts.keys() == {"equal", "refused"}
 

@@ -40,10 +40,10 @@ _DEFAULT_ALIGNMENT = 32
 _MAX_DIMS = 4
 _LONG = 1000
 _MAX_I64 = 2**63 - 1
-_NUMBERS = {**dict(enumerate("BbHhIif")), 10: "Q", 11: "q", 12: "d"}
+_NUMBERS = {**dict(enumerate("BbHhIif?")), 10: "Q", 11: "q", 12: "d"}
 """Value type → its struct code."""
-_U32, _BOOL, _STRING, _ARRAY = 4, 7, 8, 9
-_LEAST_BYTES = {kind: struct.calcsize(code) for kind, code in _NUMBERS.items()} | {7: 1, 8: 8}
+_STRING, _ARRAY = 8, 9
+_LEAST_BYTES = {kind: struct.calcsize(code) for kind, code in _NUMBERS.items()} | {_STRING: 8}
 
 
 class GgufType(NamedTuple):
@@ -96,62 +96,26 @@ _TYPES = {kind.number: kind for kind in GGUF_TYPES}
 
 
 @dataclass(frozen=True, slots=True)
-class GgufTensor:
-    """One tensor: ``shape`` has the outermost dimension first, as in numpy.
+class GgufTensor(TensorEntry):
+    """One tensor: ``dims`` of its values has the outermost dimension first, as in numpy.
 
-    ``offset`` counts bytes from the start of the file.
+    As an entry, blocks are U8, and rows of them the last dimension of ``shape``.
     """
 
     type: GgufType
-    shape: tuple[int, ...]
-    offset: int
-    nbytes: int
-
-
-@dataclass(frozen=True, slots=True)
-class GgufHeader:
-    """A validated header.
-
-    ``metadata`` maps keys to an int, a float, a bool, a str, or a list of one of these;
-    ``tensors``: by name, in the file's order. Data begin at byte ``data_start`` of the file.
-    """
-
-    metadata: Mapping[str, object]
-    tensors: Mapping[str, GgufTensor]
-    data_start: int
+    dims: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BlockHeader(Header):
-    """A GGUF header, and as a safetensors one: blocks are U8, and rows of them the last dimension.
+class GgufHeader(Header):
+    """A validated header; ``tensors`` are in the file's order.
 
-    Its metadata are those that are not arrays, as texts, and no longer than 1,000 characters.
+    ``values`` maps keys to an int, a float, a bool, a str, or a list of one of these; ``metadata``
+    are those that are not lists, as texts, and no longer than 1,000 characters.
     """
 
-    gguf: GgufHeader
-
-    @classmethod
-    def of(cls, gguf: GgufHeader) -> BlockHeader:
-        metadata = {
-            key: str(value)
-            for key, value in gguf.metadata.items()
-            if not isinstance(value, list) and len(str(value)) <= _LONG
-        }
-        entries = {
-            name: TensorEntry(
-                dtype := DTYPE_BY_NAME.get(tensor.type.name, DType.U8),
-                tensor.shape
-                if dtype is not DType.U8
-                else (
-                    *tensor.shape[:-1],
-                    tensor.shape[-1] // tensor.type.block * tensor.type.block_nbytes,
-                ),
-                tensor.offset - gguf.data_start,
-                tensor.offset - gguf.data_start + tensor.nbytes,
-            )
-            for name, tensor in gguf.tensors.items()
-        }
-        return cls(entries, metadata, gguf.data_start, gguf=gguf)
+    tensors: Mapping[str, GgufTensor]
+    values: Mapping[str, object]
 
 
 def gguf_header(reader: OpenReader, budget: Budget | None = None) -> GgufHeader:
@@ -163,7 +127,7 @@ def gguf_header(reader: OpenReader, budget: Budget | None = None) -> GgufHeader:
     shrinks meanwhile; LimitExceededError.
     """
     try:
-        return _Head(reader, budget).header()
+        return _Head(reader, budget or Budget(reader.name)).header()
     except (HeaderError, LimitExceededError) as error:
         raise error.at(reader.name, path=reader.name) from None
 
@@ -171,94 +135,92 @@ def gguf_header(reader: OpenReader, budget: Budget | None = None) -> GgufHeader:
 class _Head:
     """The first bytes of a file, read as they are needed, and a place in them."""
 
-    def __init__(self, reader: OpenReader, budget: Budget | None) -> None:
-        self._reader = reader
-        self._budget = budget
-        self._data = bytearray()
-        self._at = 0
+    def __init__(self, reader: OpenReader, budget: Budget) -> None:
+        self._reader, self._budget = reader, budget
         self._most = min(reader.size, MAX_HEADER)
-        self._items = 0
+        self._data = bytearray()
+        self._at = self._items = 0
 
     def header(self) -> GgufHeader:
         if self._most < len(MAGIC) or self._take(len(MAGIC)) != MAGIC:
             raise invalid("G1", "not a GGUF file")
         if (version := self._number("I")) not in _VERSIONS:
-            is_swapped = version & 0xFFFF == 0
-            what = "big-endian" if is_swapped else f"version {version} of GGUF"
+            what = "big-endian" if version & 0xFFFF == 0 else f"version {version} of GGUF"
             raise invalid("G1", f"{what} is not read, only version 2 or 3, little-endian")
-        tensors, keys = self._count(24), self._count(12)
-        if self._budget is not None:
-            self._budget.take_tensors(tensors, "the header")
-        metadata: dict[str, object] = {}
+        count, keys = self._count(24), self._count(12)
+        self._budget.take_tensors(count, "the header")
+        values: dict[str, object] = {}
         for _ in range(keys):
             key = self._text()
-            if key in metadata:
+            if key in values:
                 raise invalid("G3", f"two values of the key {quoted(key)}")
-            metadata[key] = self._value(key)
-        alignment = metadata.get("general.alignment", _DEFAULT_ALIGNMENT)
+            values[key] = self._value(key)
+        alignment = values.get("general.alignment", _DEFAULT_ALIGNMENT)
         if type(alignment) is not int or alignment < 1 or alignment.bit_count() != 1:
             raise invalid("G5", f"general.alignment is {quoted(alignment)}")
-        described = [self._described() for _ in range(tensors)]
+        tensors = self._tensors(count, alignment)
         start = self._at + -self._at % alignment
-        return GgufHeader(metadata, self._tensors(described, start, alignment), start)
+        for name, tensor in tensors.items():
+            if start + tensor.end > self._reader.size:
+                raise invalid("G8", f"the file ends before its {tensor.nbytes} bytes do", name)
+        metadata = {
+            key: str(value)
+            for key, value in values.items()
+            if not isinstance(value, list) and len(str(value)) <= _LONG
+        }
+        return GgufHeader(tensors=tensors, metadata=metadata, data_start=start, values=values)
 
-    def _tensors(
-        self, described: list[tuple[str, GgufType, tuple[int, ...], int]], start: int, align: int
-    ) -> dict[str, GgufTensor]:
-        found: dict[str, GgufTensor] = {}
-        end = start
-        for name, kind, shape, offset in described:
-            if name in found:
+    def _tensors(self, count: int, alignment: int) -> dict[str, GgufTensor]:
+        tensors: dict[str, GgufTensor] = {}
+        end = 0
+        for _ in range(count):
+            name = self._text()
+            if name in tensors:
                 raise invalid("G3", "two tensors of this name", name)
-            begin = end + (start - end) % align
-            nbytes = math.prod(shape) // kind.block * kind.block_nbytes
-            end = begin + nbytes
-            if start + offset != begin:
-                where = f"{offset} of the data, and not at {begin - start}"
-                raise invalid("G8", f"its {nbytes} bytes lie at {where}", name)
-            if end > self._reader.size:
-                raise invalid("G8", f"the file ends before its {nbytes} bytes do", name)
-            found[name] = GgufTensor(kind, shape, begin, nbytes)
-        return found
+            kind, dims = self._described(name)
+            begin = end + -end % alignment
+            end = begin + math.prod(dims) // kind.block * kind.block_nbytes
+            if (offset := self._number("Q")) != begin:
+                where = f"{offset} of the data, and not at {begin}"
+                raise invalid("G8", f"its {end - begin} bytes lie at {where}", name)
+            dtype, shape = DTYPE_BY_NAME.get(kind.name, DType.U8), dims
+            if dtype is DType.U8:
+                shape = (*dims[:-1], dims[-1] // kind.block * kind.block_nbytes)
+            tensors[name] = GgufTensor(dtype, shape, begin, end, kind, dims)
+        return tensors
 
-    def _described(self) -> tuple[str, GgufType, tuple[int, ...], int]:
-        """Return a tensor's name, type, shape, and offset in the data."""
-        name = self._text()
+    def _described(self, name: str) -> tuple[GgufType, tuple[int, ...]]:
         if (rank := self._number("I")) > _MAX_DIMS:
             raise invalid("G6", f"{rank} dimensions, at most {_MAX_DIMS}", name)
-        shape = tuple(self._number("Q") for _ in range(rank))[::-1]
+        dims = tuple(self._number("Q") for _ in range(rank))[::-1]
         if (kind := _TYPES.get(number := self._number("I"))) is None:
             raise invalid("G6", f"the unknown type {number}", name)
-        if math.prod(max(dim, 1) for dim in shape) * kind.block_nbytes > _MAX_I64:
-            raise invalid("G6", f"the dimensions {list(shape)} overflow 63 bits", name)
-        if (shape[-1] if shape else 1) % kind.block:
+        if math.prod(max(dim, 1) for dim in dims) * kind.block_nbytes > _MAX_I64:
+            raise invalid("G6", f"the dimensions {list(dims)} overflow 63 bits", name)
+        if (dims[-1] if dims else 1) % kind.block:
             blocks = f"blocks of {kind.block} values ({kind.name})"
-            raise invalid("G7", f"{list(shape)} is not whole {blocks}", name)
-        return name, kind, shape, self._number("Q")
+            raise invalid("G7", f"{list(dims)} is not whole {blocks}", name)
+        return kind, dims
 
     def _value(self, key: str) -> object:
-        kind = self._number("I")
-        if kind != _ARRAY:
-            return self._items_of(kind, 1, key)[0]
-        kind = self._number("I")
-        count = self._count(_LEAST_BYTES.get(kind, 1))
+        kind, count = self._number("I"), 1
+        if is_array := kind == _ARRAY:
+            kind = self._number("I")
+            count = self._count(_LEAST_BYTES.get(kind, 1))
         self._items += count
         if self._items > MAX_ITEMS:
             what = f"limit exceeded: arrays of over {MAX_ITEMS:,} items with {quoted(key)}"
             raise LimitExceededError(what, rule="G4")
-        return self._items_of(kind, count, key)
-
-    def _items_of(self, kind: int, count: int, key: str) -> list[object]:
         if kind == _STRING:
-            return [self._text() for _ in range(count)]
-        if kind == _BOOL:
-            raw = self._take(count)
-            if raw.translate(None, b"\0\1"):
-                raise invalid("G4", f"{quoted(key)} has a bool that is not 0 or 1")
-            return [bool(one) for one in raw]
-        if (code := _NUMBERS.get(kind)) is None:
+            items: list[object] = [self._text() for _ in range(count)]
+        elif (code := _NUMBERS.get(kind)) is None:
             raise invalid("G4", f"{quoted(key)} has items of the type {kind}")
-        return list(struct.unpack(f"<{count}{code}", self._take(count * _LEAST_BYTES[kind])))
+        else:
+            raw = self._take(count * _LEAST_BYTES[kind])
+            if code == "?" and raw.translate(None, b"\0\1"):
+                raise invalid("G4", f"{quoted(key)} has a bool that is not 0 or 1")
+            items = list(struct.unpack(f"<{count}{code}", raw))
+        return items if is_array else items[0]
 
     def _count(self, least: int) -> int:
         """Return the number of things that take ``least`` bytes each at least."""
@@ -268,32 +230,24 @@ class _Head:
         return count
 
     def _number(self, code: str) -> int:
-        number: int
         (number,) = struct.unpack(f"<{code}", self._take(struct.calcsize(code)))
-        return number
+        return int(number)
 
     def _text(self) -> str:
-        raw = self._take(int.from_bytes(self._take(8), "little"))
+        raw = self._take(self._number("Q"))
         try:
             return raw.decode()
         except UnicodeDecodeError:
             raise invalid("G3", f"the text {quoted(bytes(raw))} is not UTF-8") from None
 
     def _take(self, nbytes: int) -> bytearray:
-        """Return the next bytes."""
+        """Return the next bytes; of the file, read so far, and as much again as there is."""
         begin, self._at = self._at, self._at + nbytes
-        if self._at > len(self._data):
-            self._read()
-        return self._data[begin : self._at]
-
-    def _read(self) -> None:
-        """Read as far as the place, and as much again as there is already."""
-        had = len(self._data)
         if self._at > self._most:
-            raise invalid(
-                "G2", f"a value ends at byte {self._at}, and the header could have {self._most}"
-            )
-        more = min(max(self._at, 2 * had, _FIRST_READ), self._most) - had
-        if self._budget is not None:
+            what = f"a value ends at byte {self._at}, and the header could have {self._most}"
+            raise invalid("G2", what)
+        if self._at > (had := len(self._data)):
+            more = min(max(self._at, 2 * had, _FIRST_READ), self._most) - had
             self._budget.take_text(more, "the header")
-        self._data += self._reader.read(had, more)
+            self._data += self._reader.read(had, more)
+        return self._data[begin : self._at]

@@ -291,9 +291,10 @@ def gguf_note(blobs: Iterable[PlannedBlob]) -> Iterator[str]:
         kinds = ", ".join(sorted({one.sources[0].producer for one in slow}))
         become = ", ".join(sorted({str(one.quantization or one.dtype) for one in slow}))
         seconds = sum(one.parameters for one in slow) * 4 / _GGUF_BYTES_S
+        takes = f", which takes about {seconds:,.0f} s," if seconds >= 1 else ""
         yield (
-            f"{len(slow):,} weights ({kinds}) are dequantized by the gguf package, which takes"
-            f" about {seconds:,.0f} s, and become {become}"
+            f"{len(slow):,} weights ({kinds}) are dequantized by the gguf package{takes}"
+            f" and become {become}"
         )
 
 

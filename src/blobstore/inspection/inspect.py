@@ -53,15 +53,16 @@ from blobstore.source.files import (
     WeightSet,
     check_complete,
     folder_with_weights,
+    gguf_sets,
     headers,
     is_index,
     missing_shard,
     other_weights,
+    parts_of,
     read_index,
     weight_sets,
 )
 from blobstore.source.folders import GGUF, SUFFIX, Folder, LocalFolder
-from blobstore.source.gguf_files import gguf_sets, parts_of
 from blobstore.store.ports import Readable
 
 _PATH_MARKS = ("/", "./", "../", "~")

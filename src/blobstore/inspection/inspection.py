@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 from blobstore.errors import BlobStoreError, quoted
 from blobstore.formats.checkpoint import SourceConfig
 from blobstore.formats.dtypes import DType, parameters_of
-from blobstore.formats.gguf import BlockHeader
+from blobstore.formats.gguf import GgufHeader
 from blobstore.formats.safetensors.header import Header, TensorEntry, json_of
 from blobstore.source.packings import Packing, UnclearPackingError, read_packing
 from blobstore.source.producers import ASIDE, QUANT_STATE, REFUSED_METHODS, row_of
@@ -87,7 +87,7 @@ def count_tensors(
 
     ``notes`` gets a sentence for each kind of weight that is counted as it is stored.
     """
-    if any(isinstance(file.header, BlockHeader) for file in files):
+    if any(isinstance(file.header, GgufHeader) for file in files):
         return [tensor for file in files for tensor in _block_tensors(file)]
     # Once: a header makes its entries as they are asked for.
     pairs = [(file, dict(file.header.tensors)) for file in files]
@@ -112,15 +112,15 @@ def count_tensors(
 
 def _block_tensors(file: InspectedFile) -> Iterator[LogicalTensor]:
     """Yield the tensors of a GGUF file."""
-    if not isinstance(file.header, BlockHeader):
+    if not isinstance(file.header, GgufHeader):
         return
-    for name, tensor in file.header.gguf.tensors.items():
-        dtype, kind = file.header.tensors[name].dtype, tensor.type
+    for name, tensor in file.header.tensors.items():
+        dtype, kind = tensor.dtype, tensor.type
         is_plain = dtype.value == kind.name
         packing = None if is_plain else Packing(kind.name, 8 * kind.block_nbytes / kind.block)
-        sizes = parameters_of(tensor.shape), tensor.nbytes
+        sizes = parameters_of(tensor.dims), tensor.nbytes
         form = None if is_plain else "GGUF"
-        yield LogicalTensor(name, dtype, tensor.shape, *sizes, file.name, (name,), packing, form)
+        yield LogicalTensor(name, dtype, tensor.dims, *sizes, file.name, (name,), packing, form)
 
 
 def stored_tensor(weight: StoredTensor, file: str) -> LogicalTensor:

@@ -45,7 +45,7 @@ from blobstore.errors import (
     UnsupportedSourceError,
     quoted,
 )
-from blobstore.formats.gguf import MAGIC, BlockHeader, gguf_header
+from blobstore.formats.gguf import MAGIC, gguf_header
 from blobstore.formats.provenance import Omission
 from blobstore.formats.safetensors.header import Header, header_of
 from blobstore.formats.strictjson import parse_object
@@ -166,7 +166,7 @@ def headers(
             return reader, torch_header(reader, folder.budget)
         is_long = reader.size >= len(MAGIC)
         if reader.name.endswith(GGUF) or (is_long and reader.read(0, len(MAGIC)) == MAGIC):
-            return reader, BlockHeader.of(gguf_header(reader, folder.budget))
+            return reader, gguf_header(reader, folder.budget)
         return reader, header_of(reader, folder.budget, first_nbytes=FIRST_READ)
 
     return folder.read_each(names, read)
@@ -303,6 +303,27 @@ def set_of(name: str) -> str | None:
     if match is None or (match["stem"] == _TORCH_STEM) != (match["format"] == _TORCH_SUFFIX):
         return None
     return f"{match['stem']}.{match['variant']}" if match["variant"] else match["stem"]
+
+
+def gguf_sets(names: Iterable[str]) -> list[list[str]]:
+    """Return the sets of GGUF files among names: each is one file, or all parts of one."""
+    sets = [parts_of(name) for name in sorted(names) if name.endswith(GGUF)]
+    return list({parts[0]: parts for parts in sets}.values())
+
+
+def parts_of(name: str) -> list[str]:
+    """Return the names of all parts of a GGUF file, of which ``name`` is one, or its only one.
+
+    Raises: LimitExceededError for more than 10,000.
+    """
+    if not name.endswith(GGUF) or (match := SHARD_FILE.fullmatch(name)) is None:
+        return [name]
+    if (total := int(match["total"])) > MAX_SHARDS:
+        message = f"limit exceeded: {name} has {total:,} parts, at most {MAX_SHARDS:,}"
+        raise LimitExceededError(message)
+    (before, after), width = match.group("before", "after"), len(match["number"])
+    parts = [f"{before}{one:0{width}}-of-{match['total']}{after}" for one in range(1, total + 1)]
+    return parts if name in parts else [name]
 
 
 def folder_with_weights(folder: Folder) -> Path | None:

@@ -30,6 +30,7 @@ import numpy as np
 from blobstore.errors import UnsupportedSourceError, quoted
 from blobstore.formats.checkpoint import CONFIG_NAME, TOKENIZER
 from blobstore.formats.gguf import GgufHeader
+from blobstore.source.gguf import model_dtype
 
 _T = TypeVar("_T")
 Json = dict[str, Any]
@@ -53,10 +54,13 @@ _ENDS = frozenset(
 
 
 class _Key(NamedTuple):
-    """A value of the metadata, after the architecture's name; it must be present if None."""
+    """A value of the metadata, after the architecture's name.
+
+    ``default``: what stands for 0 and for a missing value; it is refused if that is ``...``.
+    """
 
     name: str
-    default: Any = None
+    default: Any = ...
     kind: type[Any] = int
 
 
@@ -65,90 +69,82 @@ _COMMON: Final = {
     "intermediate_size": _Key("feed_forward_length"),
     "num_hidden_layers": _Key("block_count"),
     "num_attention_heads": _Key("attention.head_count"),
+    "num_key_value_heads": _Key("attention.head_count_kv", 0),
+    "head_dim": _Key("attention.key_length", 0),
     "max_position_embeddings": _Key("context_length"),
     "rms_norm_eps": _Key("attention.layer_norm_rms_epsilon", kind=float),
     "rope_theta": _Key("rope.freq_base", 10_000.0, float),
+    "hidden_act": "silu",
 }
-_EXPERTS = {
+_SPARSE: Final = {
     "num_experts": _Key("expert_count"),
     "num_experts_per_tok": _Key("expert_used_count"),
     "moe_intermediate_size": _Key("expert_feed_forward_length"),
+    "decoder_sparse_step": 1,
+    "mlp_only_layers": [],
 }
-_WINDOW = {"sliding_window": _Key("attention.sliding_window")}
-_SILU = {"hidden_act": "silu"}
-_GELU = {"hidden_act": "gelu_pytorch_tanh", "hidden_activation": "gelu_pytorch_tanh"}
-_SPARSE: Json = {**_SILU, "decoder_sparse_step": 1, "mlp_only_layers": []}
-
-
-class _Family(NamedTuple):
-    """An architecture: its names in config.json, its own keys there, and those that never vary.
-
-    ``scaled_by_width``: with that many layers attention is scaled by the hidden size of a head.
-    """
-
-    architecture: str
-    model_type: str
-    keys: Mapping[str, _Key]
-    fixed: Json
-    scaled_by_width: int | None = None
-
-
-_FAMILIES: Final = {
-    "llama": _Family("LlamaForCausalLM", "llama", {}, _SILU),
-    "qwen2": _Family("Qwen2ForCausalLM", "qwen2", {}, {**_SILU, "use_sliding_window": False}),
-    "qwen3": _Family("Qwen3ForCausalLM", "qwen3", {}, {**_SILU, "use_sliding_window": False}),
-    "qwen2moe": _Family(
-        "Qwen2MoeForCausalLM",
-        "qwen2_moe",
-        {
-            **_EXPERTS,
-            "shared_expert_intermediate_size": _Key("expert_shared_feed_forward_length"),
-        },
-        {**_SPARSE, "norm_topk_prob": False},
-    ),
-    "qwen3moe": _Family(
-        "Qwen3MoeForCausalLM", "qwen3_moe", _EXPERTS, {**_SPARSE, "norm_topk_prob": True}
-    ),
-    "gemma2": _Family(
-        "Gemma2ForCausalLM",
-        "gemma2",
-        {
-            **_WINDOW,
-            "attn_logit_softcapping": _Key("attn_logit_softcapping", 50.0, float),
-            "final_logit_softcapping": _Key("final_logit_softcapping", 30.0, float),
-        },
-        _GELU,
-        scaled_by_width=46,
-    ),
-    "gemma3": _Family(
-        "Gemma3ForCausalLM",
-        "gemma3_text",
-        {
-            **_WINDOW,
-            "sliding_window_pattern": _Key("attention.sliding_window_pattern", 6),
-            "rope_local_base_freq": _Key("rope.freq_base_swa", 10_000.0, float),
-        },
-        _GELU,
-        scaled_by_width=62,
-    ),
-    "phi3": _Family(
-        "Phi3ForCausalLM",
-        "phi3",
-        {"original_max_position_embeddings": _Key("rope.scaling.original_context_length")},
-        _SILU,
-    ),
-    "gpt-oss": _Family(
-        "GptOssForCausalLM",
-        "gpt_oss",
-        {
-            **_WINDOW,
-            "intermediate_size": _Key("expert_feed_forward_length"),
-            "num_local_experts": _Key("expert_count"),
-            "num_experts_per_tok": _Key("expert_used_count"),
-        },
-        {**_SILU, "swiglu_limit": 7.0},
-    ),
+_GEMMA: Final = {
+    "sliding_window": _Key("attention.sliding_window"),
+    **dict.fromkeys(("hidden_act", "hidden_activation"), "gelu_pytorch_tanh"),
 }
+_CONFIGS: Final[Mapping[str, Json]] = {
+    "llama": {"architectures": ["LlamaForCausalLM"], "model_type": "llama"},
+    "qwen2": {
+        "architectures": ["Qwen2ForCausalLM"],
+        "model_type": "qwen2",
+        "use_sliding_window": False,
+    },
+    "qwen3": {
+        "architectures": ["Qwen3ForCausalLM"],
+        "model_type": "qwen3",
+        "use_sliding_window": False,
+    },
+    "qwen2moe": {
+        **_SPARSE,
+        "architectures": ["Qwen2MoeForCausalLM"],
+        "model_type": "qwen2_moe",
+        "shared_expert_intermediate_size": _Key("expert_shared_feed_forward_length"),
+        "norm_topk_prob": False,
+    },
+    "qwen3moe": {
+        **_SPARSE,
+        "architectures": ["Qwen3MoeForCausalLM"],
+        "model_type": "qwen3_moe",
+        "norm_topk_prob": True,
+    },
+    "gemma2": {
+        **_GEMMA,
+        "architectures": ["Gemma2ForCausalLM"],
+        "model_type": "gemma2",
+        "attn_logit_softcapping": _Key("attn_logit_softcapping", 50.0, float),
+        "final_logit_softcapping": _Key("final_logit_softcapping", 30.0, float),
+    },
+    "gemma3": {
+        **_GEMMA,
+        "architectures": ["Gemma3ForCausalLM"],
+        "model_type": "gemma3_text",
+        "sliding_window_pattern": _Key("attention.sliding_window_pattern", 6),
+        "rope_local_base_freq": _Key("rope.freq_base_swa", 10_000.0, float),
+    },
+    "phi3": {
+        "architectures": ["Phi3ForCausalLM"],
+        "model_type": "phi3",
+        "original_max_position_embeddings": _Key("rope.scaling.original_context_length"),
+        "sliding_window": _Key("attention.sliding_window", None),
+    },
+    "gpt-oss": {
+        "architectures": ["GptOssForCausalLM"],
+        "model_type": "gpt_oss",
+        "sliding_window": _Key("attention.sliding_window"),
+        "intermediate_size": _Key("expert_feed_forward_length"),
+        "num_local_experts": _Key("expert_count"),
+        "num_experts_per_tok": _Key("expert_used_count"),
+        "swiglu_limit": 7.0,
+    },
+}
+"""The config.json of each architecture, besides what all have and what tensors say."""
+_SCALED_BY_WIDTH: Final = {"gemma2": 46, "gemma3": 62}
+"""Architecture → with how many layers attention is scaled by the hidden size of a head."""
 
 _ENDINGS = "(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 _REST = r"\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -213,7 +209,7 @@ class _Source:
     def find(self, key: str, kind: type[_T]) -> _T | None:
         """Return a value, None if it is missing; a float as the shortest that is the same F32."""
         key = key if key.startswith("tokenizer.") else f"{self.architecture}.{key}"
-        value: Any = self.header.metadata.get(key)
+        value: Any = self.header.values.get(key)
         found: Any = type(value)
         if value is None:
             return None
@@ -222,7 +218,7 @@ class _Source:
         return cast("_T", float(str(np.float32(value))) if found is float else value)
 
     def get(self, key: _Key) -> Any:
-        if (value := self.find(key.name, key.kind) or key.default) is None:
+        if (value := self.find(key.name, key.kind) or key.default) is ...:
             raise self.refuse(f"{self.architecture}.{key.name} is missing")
         return value
 
@@ -232,7 +228,7 @@ class _Source:
         return [float(str(np.float32(value))) for value in values]
 
     def items(self, key: str, kind: type[_T], count: int | None = None) -> list[_T]:
-        values = self.header.metadata.get(f"tokenizer.ggml.{key}")
+        values = self.header.values.get(f"tokenizer.ggml.{key}")
         if not isinstance(values, list) or not all(type(value) is kind for value in values):
             raise self.refuse(f"tokenizer.ggml.{key} is missing, or has values of another type")
         if count not in (None, len(values)):
@@ -246,13 +242,14 @@ def documents_of(header: GgufHeader, path: str, read: ReadFloats) -> dict[str, b
     ``path`` is for messages. Raises: UnsupportedSourceError for an architecture or a tokenizer that
     is not known, and for metadata that contradict each other.
     """
-    source = _Source(header, path, str(header.metadata.get("general.architecture")))
-    family = _FAMILIES.get(source.architecture)
-    experts = source.find("expert_count", int)
-    if family is None or (family.model_type == "llama" and experts):
-        what = "which is not known" if family is None else "with experts"
-        raise source.refuse(f"its architecture is {quoted(source.architecture)}, {what}")
-    config = _config(source, family, read)
+    source = _Source(header, path, str(header.values.get("general.architecture")))
+    if source.architecture not in _CONFIGS:
+        raise source.refuse(
+            f"its architecture is {quoted(source.architecture)}, which is not known"
+        )
+    if source.architecture == "llama" and source.find("expert_count", int):
+        raise source.refuse("its architecture is 'llama', with experts")
+    config = _config(source, read)
     vocabulary = _vocabulary(source, config["vocab_size"])
     ids = {f"{role}_token_id": vocabulary.ids.get(role) for role in ("bos", "eos", "pad")}
     made = {
@@ -270,44 +267,35 @@ def documents_of(header: GgufHeader, path: str, read: ReadFloats) -> dict[str, b
     }
 
 
-def _config(source: _Source, family: _Family, read: ReadFloats) -> Json:
-    tensors = source.header.tensors
-    config = {name: source.get(key) for name, key in {**_COMMON, **family.keys}.items()}
-    heads, embedding = config["num_attention_heads"], tensors.get("token_embd.weight")
-    if not (embedding and embedding.shape) or config["num_hidden_layers"] > len(tensors):
+def _config(source: _Source, read: ReadFloats) -> Json:
+    tensors, arch = source.header.tensors, source.architecture
+    template = {**_COMMON, **_CONFIGS[arch]}
+    made = {key: source.get(one) if isinstance(one, _Key) else one for key, one in template.items()}
+    heads, layers = made["num_attention_heads"], made["num_hidden_layers"]
+    embedding, width = tensors.get("token_embd.weight"), made["hidden_size"] // heads
+    if not (embedding and embedding.dims) or layers > len(tensors):
         raise source.refuse("token_embd.weight or a layer is missing")
-    width = config["hidden_size"] // heads
-    head_dim = source.find("attention.key_length", int) or width
+    head_dim = made["head_dim"] or width
     rotated = source.find("rope.dimension_count", int) or head_dim
     if not head_dim:
-        raise source.refuse(f"{heads} heads share {config['hidden_size']} values")
-    if family.scaled_by_width is not None:
-        is_wide = config["num_hidden_layers"] == family.scaled_by_width
-        config["query_pre_attn_scalar"] = width if is_wide else head_dim
-    if family.model_type == "phi3":
-        config["partial_rotary_factor"] = rotated / head_dim
-        config["sliding_window"] = source.find("attention.sliding_window", int) or None
+        raise source.refuse(f"{heads} heads share {made['hidden_size']} values")
+    if arch in _SCALED_BY_WIDTH:
+        made["query_pre_attn_scalar"] = width if layers == _SCALED_BY_WIDTH[arch] else head_dim
+    if arch == "gpt-oss":
+        made["layer_types"] = (["sliding_attention", "full_attention"] * layers)[:layers]
+    if arch == "phi3":
+        made["partial_rotary_factor"] = rotated / head_dim
     elif rotated != head_dim:
         raise source.refuse(f"{rotated} of {head_dim} dimensions of a head are rotated")
-    if family.model_type == "gpt_oss":
-        kinds = ("sliding_attention", "full_attention")
-        config["layer_types"] = [kinds[n % 2] for n in range(config["num_hidden_layers"])]
-    types = {tensor.type.name for tensor in tensors.values() if len(tensor.shape) > 1}
-    is_large = source.architecture.startswith("gemma") and "F16" not in types
-    floats = "float32" if types == {"F32"} else "bfloat16" if is_large else "float16"
-    return {
-        "architectures": [family.architecture],
-        "model_type": family.model_type,
-        **config,
-        **family.fixed,
-        "num_key_value_heads": source.find("attention.head_count_kv", int) or heads,
+    return made | {
+        "num_key_value_heads": made["num_key_value_heads"] or heads,
         "head_dim": head_dim,
-        "vocab_size": embedding.shape[0],
-        "rope_scaling": _rope_scaling(source, read, config["rope_theta"], rotated),
+        "vocab_size": embedding.dims[0],
+        "rope_scaling": _rope_scaling(source, read, made["rope_theta"], rotated),
         "attention_bias": "blk.0.attn_q.bias" in tensors,
         "mlp_bias": "blk.0.ffn_down.bias" in tensors,
         "tie_word_embeddings": "output.weight" not in tensors,
-        "torch_dtype": "bfloat16" if "BF16" in types else floats,
+        "torch_dtype": model_dtype(source.header).array_name,
     }
 
 
@@ -326,18 +314,14 @@ def _rope_scaling(source: _Source, read: ReadFloats, theta: float, rotated: int)
     if kind not in ("linear", "yarn") or not factor:
         raise source.refuse(f"its positions are scaled as {quoted(kind)}")
     scaling: Json = {"type": kind, "rope_type": kind, "factor": factor}
-    if kind == "yarn":
-        length = _Key("rope.scaling.original_context_length")
-        fixed = (
-            {"beta_fast": 32.0, "beta_slow": 1.0, "truncate": False} if arch == "gpt-oss" else {}
-        )
-        said = {
-            key: source.find(f"rope.scaling.yarn_{key}", float)
-            for key in ("beta_fast", "beta_slow")
-        }
-        told = {key: value for key, value in said.items() if value is not None}
-        scaling |= {"original_max_position_embeddings": source.get(length), **fixed, **told}
-    return scaling
+    if kind == "linear":
+        return scaling
+    length = source.get(_Key("rope.scaling.original_context_length"))
+    fixed: Json = {"beta_fast": 32.0, "beta_slow": 1.0, "truncate": False}
+    betas = {key: source.find(f"rope.scaling.yarn_{key}", float) for key in list(fixed)[:2]}
+    told = {key: value for key, value in betas.items() if value is not None}
+    fixed = fixed if arch == "gpt-oss" else {}
+    return {**scaling, "original_max_position_embeddings": length, **fixed, **told}
 
 
 def _llama3_scaling(

@@ -50,10 +50,12 @@ from blobstore.source.files import (
     are_adapters,
     check_complete,
     folder_with_weights,
+    gguf_sets,
     headers,
     is_index,
     other_files,
     other_weights,
+    parts_of,
     read_index,
     set_of,
     weight_sets,
@@ -66,9 +68,8 @@ from blobstore.source.folders import (
     SourceFile,
     SourceTensor,
 )
-from blobstore.source.gguf import experts_apart, gguf_weights, joined_header
+from blobstore.source.gguf import gguf_weights, joined_header
 from blobstore.source.gguf_documents import documents_of
-from blobstore.source.gguf_files import gguf_sets, parts_of
 from blobstore.source.producers import OWN, STATED
 from blobstore.source.torch_files import TORCH_SUFFIXES
 from blobstore.source.weights import CONNECTIONS, Form, SourceWeight
@@ -262,7 +263,7 @@ def _read_single(folder: Folder, name: str) -> Inventory:
     if adapter_among([name]) or are_adapters(read[0][1].tensors):
         raise adapter_error(folder.place(name))
     files, header = tuple(file for file, _ in read), joined_header(read)
-    tensors = experts_apart(_tensors(read), header)
+    tensors = _tensors(read)
     states = _read_states(folder, tensors)
     path = folder.place(name)
     return Inventory(path, folder, files, tensors, {}, None, states=states, header=header)
@@ -288,7 +289,7 @@ def _read_folder(
         read_names |= {name for name in names if is_index(name)}
     kept, left_out = other_files(folder, read_names, without)
     files, header = tuple(file for file, _ in read), joined_header(read)
-    tensors = experts_apart(_tensors(read), header)
+    tensors = _tensors(read)
     if config is not None:
         tensors = _without_tied(tensors, config)
     states = _read_states(folder, tensors)

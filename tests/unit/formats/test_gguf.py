@@ -12,7 +12,7 @@ import pytest
 from support.gguf_files import ARRAY, BOOL, STRING, U32, Described, GgufFile, model
 
 from blobstore.errors import BlobStoreError, HeaderError, LimitExceededError
-from blobstore.formats.gguf import BlockHeader, gguf_header
+from blobstore.formats.gguf import gguf_header
 from blobstore.io.budget import Budget
 from blobstore.io.ranges import BytesReader
 
@@ -22,14 +22,13 @@ FILE.metadata += [("tokens", ["a", "é", ""]), ("rate", 0.5), ("yes", True)]
 
 def test_a_header_is_read() -> None:
     header = gguf_header(BytesReader(FILE.raw))
-    assert header.metadata == dict(FILE.metadata)
+    assert header.values == dict(FILE.metadata)
     head = header.tensors["output.weight"]
-    assert (head.type.name, head.shape, head.nbytes) == ("Q8_0", (2, 64), 136)
-    assert head.offset == header.data_start + 512 == len(FILE.raw) - 136
-    shown = BlockHeader.of(header)
-    assert shown.tensors["output.weight"].shape == (2, 68)
-    assert "tokens" not in shown.metadata
-    assert shown.metadata["rate"] == "0.5"
+    assert (head.type.name, head.dims, head.nbytes) == ("Q8_0", (2, 64), 136)
+    assert (head.begin, head.shape) == (512, (2, 68))
+    assert header.data_start + head.end == len(FILE.raw)
+    assert "tokens" not in header.metadata
+    assert header.metadata["rate"] == "0.5"
 
 
 def keyed(key: str | bytes, value: object) -> GgufFile:
@@ -121,8 +120,8 @@ def test_changed_bytes_are_refused_or_make_another_header() -> None:
         except BlobStoreError:
             continue
         read += 1
-        assert all(one.offset + one.nbytes <= len(raw) for one in header.tensors.values())
-        BlockHeader.of(header)
+        ends = [header.data_start + one.end for one in header.tensors.values()]
+        assert max(ends, default=0) <= len(raw)
     assert read > 100  # bytes of data, and of texts
 
 

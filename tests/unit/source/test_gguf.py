@@ -22,7 +22,7 @@ from blobstore.errors import NotFoundError, UnsupportedSourceError
 from blobstore.formats.dtypes import DType
 from blobstore.formats.gguf import GGUF_TYPES
 from blobstore.inspection.inspect import inspect
-from blobstore.source.gguf_blocks import FLOATS, UNREAD
+from blobstore.source.gguf import FLOATS, UNREAD
 from blobstore.source.inventory import read_inventory
 from blobstore.source.weights import SourceReaders
 
@@ -136,6 +136,15 @@ def test_every_type_is_dequantized_as_by_the_library(kind: str, tmp_path: Path) 
     assert np.array_equal(np.concatenate(pieces), values.reshape(-1))
 
 
+def test_numbers_that_no_code_of_ours_holds_are_refused(
+    tmp_path: Path, store: Store, documents: Path
+) -> None:
+    for kind, raw in (("MXFP4", b"\xff" + bytes(16)), ("Q4_0", b"\xff\x7b" + bytes(16))):
+        (path := tmp_path / f"{kind}.gguf").write_bytes(model(kind, raw * 64, (32, 64)).raw)
+        with pytest.raises(UnsupportedSourceError, match=f"'output.weight' is GGUF {kind}"):
+            import_model(path, "m", store=store, config=documents)
+
+
 def test_one_file_of_several_has_to_be_named(tmp_path: Path, store: Store, documents: Path) -> None:
     for name in ("a-Q4_0.gguf", "b.gguf", "README.md"):
         (tmp_path / name).write_bytes((GGUF / "qwen2.gguf").read_bytes())
@@ -195,11 +204,11 @@ CONTRADICTIONS: dict[str, tuple[Change, str]] = {
     "a head of another architecture": (with_tensor("output.bias.weight", (2,)), "no weight of"),
     "a layer's name without a layer": (with_tensor("attn_q.weight", (2, 2)), "no weight of qwen2"),
     "a number of another form": (with_tensor("blk.00.attn_q.weight", (2, 2)), "no weight of qwen2"),
-    "a missing layer": (said("block_count", 1), "there are 0 layers"),
+    "a missing layer": (said("block_count", 1), "there are 0 layers, and the metadata say 1"),
     "too many layers": (with_tensor("blk.0.attn_q.weight", (2, 64)), "there are 1 layers"),
     "no embedding": (lambda file: file.tensors.pop(0), "no token_embd.weight has rows of 64"),
     "another width": (said("embedding_length", 32), "has rows of 32 values"),
-    "a width that is text": (said("embedding_length", "64"), "has rows of 0 values"),
+    "a width that is text": (said("embedding_length", "64"), "has rows of 64 values"),
     "a vector for a matrix": (
         lambda file: setattr(file.tensors[1], "shape", (128,)),
         r"\[128\] does not have 2 dimensions",
@@ -210,9 +219,13 @@ CONTRADICTIONS: dict[str, tuple[Change, str]] = {
     ),
     "an empty matrix": (with_tensor("output_norm.weight", (0,)), "does not have 1 dim"),
     "integers": (lambda file: setattr(file.tensors[1], "kind", "I32"), "type I32 are not read"),
+    "a vector of blocks": (
+        lambda file: file.tensors.append(Described("output_norm.weight", "Q4_0", (32,), bytes(18))),
+        "vectors of the type Q4_0 are not read",
+    ),
     "a type without values": (
         lambda file: file.tensors.append(Described("output_norm.weight", "Q8_1", (32,), bytes(40))),
-        "type Q8_1 are not read",
+        "vectors of the type Q8_1 are not read",
     ),
 }
 

@@ -17,6 +17,7 @@ from support import FIXTURES
 from tokenizers import Tokenizer
 
 from blobstore.errors import UnsupportedSourceError
+from blobstore.formats.dtypes import DType
 from blobstore.formats.gguf import GGUF_TYPES, GgufHeader, GgufTensor
 from blobstore.source.gguf_documents import documents_of
 
@@ -36,13 +37,14 @@ def documents(
     model = MODELS[name]
     metadata = model["metadata"] | TOKENIZERS[model["tokenizer"]]["metadata"] | (changes or {})
     tensors = {
-        tensor: GgufTensor(TYPES[kind], tuple(shape), 0, 0)
+        tensor: GgufTensor(DType.U8, (), 0, 0, TYPES[kind], tuple(shape))
         for tensor, (kind, shape) in model["tensors"].items()
         if tensor != without
     }
     told = {key: value for key, value in metadata.items() if value is not None}
     floats = model["floats"] if factors is None else dict.fromkeys(model["floats"], factors)
-    return documents_of(GgufHeader(told, tensors, 0), f"{name}.gguf", floats.__getitem__)
+    header = GgufHeader(tensors=tensors, metadata={}, data_start=0, values=told)
+    return documents_of(header, f"{name}.gguf", floats.__getitem__)
 
 
 def config_of(name: str) -> Any:
