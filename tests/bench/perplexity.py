@@ -1,7 +1,8 @@
 """Perplexity of a model that other libraries quantized, as they read it and as blobstore does.
 
 ``PYTHONPATH=LIBRARIES python tests/bench/perplexity.py [WORD…]``, where fixtures/producers/make.py
-runs: the cases with a word in their names, or all. Each library quantizes the linear layers of
+runs: the cases with a word in their names, or all. ``--gguf DIR``: the GGUF files of pycode-5m in a
+folder instead, with the values of the gguf package. Each library quantizes the linear layers of
 fixtures/pycode-5m. A row has the perplexity of 8 held-out texts of 256 tokens with the library's
 dequantized values, with those that blobstore stores, and with those after ``--quant int4`` and
 ``--quant int8``. All is computed in float32 by transformers, so only stored values differ.
@@ -199,24 +200,45 @@ def perplexity(network: Any, values: dict[str, Any]) -> float:
     return float(losses.exp())
 
 
+def gguf_values(path: Path) -> dict[str, Any]:
+    """Return the gguf package's values of all weights by their names in transformers' model."""
+    library = importlib.import_module("gguf")
+    names = library.get_tensor_name_map(library.MODEL_ARCH.QWEN3, 99)
+    wanted = load_file(SOURCE / "model.safetensors")
+    tensors = {one.name: one for one in library.GGUFReader(path).tensors}
+    read = {name: tensors[names.get_name(name, try_suffixes=(".weight",))] for name in wanted}
+    return {name: library.dequantize(one.data, one.tensor_type) for name, one in read.items()}
+
+
+def rows(make: Any, work: Path) -> Iterator[tuple[str, Path, dict[str, Any]]]:
+    """Yield each case's name, what to import, and the library's values."""
+    if sys.argv[1:2] == ["--gguf"]:
+        for path in sorted(Path(sys.argv[2]).glob("pycode-5m-*.gguf")):
+            yield path.stem.replace("pycode-5m-", "GGUF "), path, gguf_values(path)
+        return
+    for name, quantize in cases(make):
+        if not sys.argv[1:] or any(word in name for word in sys.argv[1:]):
+            folder = work / name.replace(" ", "-")
+            yield name, folder, write(folder, quantize)
+
+
 def main() -> None:
-    make = libraries()
-    make.torch.manual_seed(0)
+    torch = importlib.import_module("torch")
+    make = None if "--gguf" in sys.argv else libraries()
+    torch.manual_seed(0)
     network = importlib.import_module("transformers").AutoModelForCausalLM.from_pretrained(
-        SOURCE, dtype=make.torch.float32
+        SOURCE, dtype=torch.float32
     )
     table("producer", "library", "blobstore", "difference", "types", "int4/32", "int8/32")
     with tempfile.TemporaryDirectory() as work:
-        for name, quantize in cases(make):
-            if sys.argv[1:] and not any(word in name for word in sys.argv[1:]):
-                continue
-            folder, store = Path(work) / name.replace(" ", "-"), Store(Path(work) / "store")
-            wanted = perplexity(network, write(folder, quantize))
+        store = Store(Path(work) / "store")
+        for name, source, values in rows(make, Path(work)):
+            wanted = perplexity(network, values)
             got: list[float] = []
             types: set[str] = set()
             for options in ({}, {"quant": "int4"}, {"quant": "int8"}):
                 more: dict[str, Any] = {**options, "requantize": True} if options else {}
-                import_model(folder, "m", store=store, force=True, **more)
+                import_model(source, "m", store=store, force=True, **more)
                 with open_model("m", store=store) as model:
                     got.append(perplexity(network, {one: model[one].dequantize() for one in model}))
                     if not options:

@@ -247,7 +247,7 @@ def documents_of(header: GgufHeader, path: str, read: ReadFloats) -> dict[str, b
         raise source.refuse(
             f"its architecture is {quoted(source.architecture)}, which is not known"
         )
-    if source.architecture == "llama" and source.find("expert_count", int):
+    if source.architecture == "llama" and (source.find("expert_count", int) or 0) > 0:
         raise source.refuse("its architecture is 'llama', with experts")
     config = _config(source, read)
     vocabulary = _vocabulary(source, config["vocab_size"])
