@@ -380,25 +380,9 @@ MAX_BYTES = 4 * 2**30
 """Bytes of all kept files."""
 
 OTHER_WEIGHTS = (
-    "*.gguf",
-    "*.ggml",
-    "*.bin",
-    "*.pt",
-    "*.pth",
-    "*.ckpt",
-    "*.npz",
-    "*.h5",
-    "*.msgpack",
-    "*.onnx",
-    "*.onnx_data",
-    "*.onnx.data",
-    "*.ot",
-    "*.pdparams",
-    "*.tflite",
-    "*.mlmodel",
-    "*.mlpackage/",
-    "*.mlmodelc/",
-    "*.engine",
+    *("*.gguf", "*.ggml", "*.bin", "*.pt", "*.pth", "*.ckpt", "*.npz", "*.h5", "*.msgpack"),
+    *("*.onnx", "*.onnx_data", "*.onnx.data", "*.ot", "*.pdparams", "*.tflite", "*.mlmodel"),
+    *("*.mlpackage/", "*.mlmodelc/", "*.engine"),
 )
 """Files and folders with weights in formats that blobstore does not read."""
 _TRAINING = (
