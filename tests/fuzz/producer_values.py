@@ -9,7 +9,7 @@ Plain NumPy in float64, one function a layout, nothing of blobstore. Facts:
 - GPTQ: ModelCloud/GPTQModel@f4c327a1 utils/model.py `convert_gptq_v1_to_v2_format_module` (a word's
   addition; of 3 bits each code's), quantization/config.py `_resolve_dynamic_override` (the first
   rule whose expression matches; "-:" means unquantized). AutoRound: intel/auto-round 0.16.1
-  inference/backend.py `GPTQ_FORMAT`, `GPTQ_FORMAT_NO_ZP`.
+  inference/backend.py `GPTQ_FORMAT`, `GPTQ_FORMAT_NO_ZP`; convert_model.py `convert_hf_model`.
 - AWQ: casper-hansen/AutoAWQ@88e4c76b awq/utils/packing_utils.py `AWQ_ORDER`, `dequantize_gemm`.
 - FP8: transformers 5.23.0 integrations/finegrained_fp8.py; GPTQModel nn_modules/qlinear/fp8.py.
 - FP4: OCP Microscaling 1.0; NVFP4 scales are divided by compressed-tensors' global scale and
@@ -43,7 +43,8 @@ UNUSED = (".input_scale", ".input_global_scale", ".input_zero_point", ".k_scale"
 PARTS = (
     *(".weight_packed", ".weight_scale", ".weight_scale_inv", ".weight_scale_2", ".weight_shape"),
     *(".weight_zero_point", ".weight_g_idx", ".weight_global_scale", ".qweight", ".qzeros"),
-    *(".g_idx", ".scales", ".biases", ".absmax"),
+    *(".g_idx", ".scales", ".biases", ".absmax", ".quant_map", ".nested_absmax", ".SCB"),
+    *(".nested_quant_map", "bitsandbytes__nf4", "bitsandbytes__fp4", ".weight_format"),
 )
 """How the names of tensors end that belong to a quantized weight."""
 
@@ -182,7 +183,7 @@ def integers(module: Module) -> Values:
     need(module.get(".weight_g_idx") is None, "permuted columns")
     packed = module.get(".weight_packed", I32)
     codes = module.take(".weight", I8) if packed is None else packed
-    stated = module.get(".weight_shape", I32, I64)
+    stated = module.get(".weight_shape", I32, I64, U32)
     scales, zeros = module.take(".weight_scale", *FLOATS), module.get(".weight_zero_point", I8, I32)
     need(codes.ndim > 1 and codes.size, "not a matrix")
     found: list[Values] = []
@@ -419,7 +420,7 @@ def _columns(module: Module, said: Mapping[str, Any]) -> Values:
     zeros, order = module.take(".qzeros", I32), module.get(".g_idx", I32, I64)
     bits = said.get("bits", said.get("w_bit"))
     size = said.get("group_size", said.get("q_group_size"))
-    packing = said.get("packing_format")
+    packing = said.get("packing_format") if "auto" in said["quant_method"] else None
     is_awq = "awq" in str(packing if packing is not None else said["quant_method"])
     need(type(bits) is int and bits in ((4,) if is_awq else (2, 3, 4, 8)), f"{bits} bits")
     need(type(size) is int and (size == -1 or is_count(size)), f"groups of {size}")
@@ -441,10 +442,7 @@ def _columns(module: Module, said: Mapping[str, Any]) -> Values:
         outputs, inputs = codes.shape[1], codes.shape[0] * 32 // bits
         need(-(-inputs * bits // 32) == codes.shape[0], "codes do not fit")
         numbers = fields(codes.T, bits)[:, :inputs].T
-        is_plain = packing in UNSHIFTED or (
-            packing is None and said["quant_method"] not in ("gptq", "awq")
-        )
-        if not is_plain and form == "gptq":
+        if packing not in UNSHIFTED and form == "gptq":
             if bits == 3:
                 points = (points + 1) & 7
             else:
@@ -534,7 +532,7 @@ def _mlx(
 
 # A checkpoint
 
-LAYOUTS: tuple[tuple[str, tuple[np.dtype[Any], ...], str, Callable[[Module], Values]], ...] = (
+LAYOUTS: list[tuple[str, tuple[np.dtype[Any], ...], str, Callable[[Module], Values]]] = [
     (".weight_packed", (I32,), ".weight_scale", integers),
     (".weight_packed", (U8,), ".weight_scale", fp4),
     (".weight", (U8,), ".weight_scale_2", fp4),
@@ -545,7 +543,7 @@ LAYOUTS: tuple[tuple[str, tuple[np.dtype[Any], ...], str, Callable[[Module], Val
     (".weight", (E4M3, E5M2), ".scale", fp8),
     (".qweight", (I32,), ".scales", columns),
     (".weight", (U32,), ".scales", mlx),
-)
+]
 """How a weight's codes are called, their dtypes, a tensor beside them, and their decoder."""
 
 
@@ -568,7 +566,7 @@ def meaning(tensors: Mapping[str, Array], config: Mapping[str, Any]) -> dict[str
         is_said = array.ndim > 1 and any("quantization" in key for key in config)
         is_weight = name.endswith(".weight") and (is_said or array.dtype in (E4M3, E5M2))
         need(array.dtype in FLOATS or not is_weight, f"{name} is {array.dtype}")
-        need(array.dtype != E8M0, f"{name} is {array.dtype}")
+        need(array.dtype != E8M0 or not name.endswith((".weight", ".scale")), f"{name} is E8M0")
         if array.dtype in FLOATS:
             exact = array.astype(np.float64)
             result[name] = Values(exact, array.dtype, np.abs(exact))

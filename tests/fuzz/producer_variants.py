@@ -10,7 +10,8 @@ import copy
 import json
 import random
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
@@ -28,10 +29,17 @@ _DTYPES |= {"U32": U32}
 
 @dataclass
 class Checkpoint:
-    """Tensors in their order, config.json, and what was changed."""
+    """Tensors in their order, config.json, and what was changed.
+
+    ``base``: of an adapter, whose config is adapter_config.json. ``torch``: torch.save writes it,
+    and the byte at ``flip``, a part of the file, is changed.
+    """
 
     tensors: Tensors
     config: dict[str, Any]
+    base: Path | None = None
+    torch: bool = False
+    flip: float | None = None
     changes: list[str] = field(default_factory=list)
     harmless: bool = True
 
@@ -45,12 +53,27 @@ def recorded(*prefixes: str) -> Iterator[Checkpoint]:
     """Yield the checkpoints that the libraries themselves made."""
     for folder in sorted((FIXTURES / "producers").iterdir()):
         if f"{folder.name}/".startswith(prefixes) and folder.is_dir():
-            raw = safetensors.deserialize((folder / "model.safetensors").read_bytes())
-            tensors = {
-                name: np.frombuffer(one["data"], _DTYPES[one["dtype"]]).reshape(one["shape"])
-                for name, one in raw
-            }
+            tensors = tensors_of(folder / "model.safetensors")
             yield Checkpoint(tensors, json.loads((folder / "config.json").read_text()))
+
+
+def tensors_of(path: Path) -> Tensors:
+    return {
+        name: np.frombuffer(one["data"], _DTYPES[one["dtype"]]).reshape(one["shape"])
+        for name, one in safetensors.deserialize(path.read_bytes())
+    }
+
+
+def adapters(producer: str) -> Iterator[Checkpoint]:
+    for path in sorted((FIXTURES / "adapters").glob(f"{producer}-*/adapter*.safetensors")):
+        base = path.parents[1] / f"base-{(path.parent / 'base.txt').read_text().strip()}"
+        said = json.loads((path.parent / "adapter_config.json").read_text())
+        yield Checkpoint(tensors_of(path), said, base)
+
+
+def torch_files() -> Iterator[Checkpoint]:
+    for one in (*recorded("gptq", "compressed-tensors-int4-g128", "bitsandbytes-nf4/"), *floats(8)):
+        yield Checkpoint(one.tensors, one.config, torch=True)
 
 
 def mlx() -> Iterator[Checkpoint]:
@@ -118,6 +141,10 @@ SEEDS: dict[str, Callable[[], Iterator[Checkpoint]]] = {
     "FP8": lambda: floats(8),
     "FP4": lambda: floats(4),
     "MLX": mlx,
+    "bitsandbytes": lambda: recorded("bitsandbytes"),
+    "PEFT": lambda: adapters("peft"),
+    "mlx-lm": lambda: adapters("mlx"),
+    "torch.save": torch_files,
 }
 """The checkpoints of each producer."""
 
@@ -128,6 +155,8 @@ _COMPANIONS = (
     *("weight", "weight_packed", "weight_scale", "weight_scale_inv", "weight_scale_2", "scale"),
     *("weight_zero_point", "weight_shape", "weight_g_idx", "weight_global_scale", "qweight"),
     *("qzeros", "scales", "biases", "g_idx", "bias", "input_scale", "k_scale", "weight.absmax"),
+    *("SCB", "weight.quant_state.bitsandbytes__fp4", "weight.nested_absmax", "weight.quant_map"),
+    *("lora_A.weight", "lora_embedding_B", "lora_magnitude_vector", "lora_a", "lora_b", "m"),
 )
 _CASTS = {I32: ("i8", "u4", "f4"), U8: ("i1", "i4"), I8: ("u1", "i4", BF16), U32: ("i4", "i8")}
 _CASTS |= {BF16: ("f2", "f4", "i4"), np.dtype("f2"): (BF16, "f4"), np.dtype("f4"): (BF16, "f2")}
@@ -302,6 +331,14 @@ KEYS: dict[str, tuple[Any, ...]] = {
     "config_groups": ({}, {"g": {}}, {"g": {"targets": ["Linear"], "weights": {"num_bits": 4}}}),
     "quantization_config": ({}, {"bits": 4, "group_size": 64}),
     "quantization": ({"bits": 4, "group_size": 64}, {"bits": 8, "group_size": 32}),
+    **dict.fromkeys(("load_in_4bit", "load_in_8bit", "use_dora", "fan_in_fan_out"), (True, False)),
+    **dict.fromkeys(("r", "rank"), (1, 2, 3, 4, 5, 8)),
+    **dict.fromkeys(("lora_alpha", "scale"), (1, 16, 0, -2.5, 1e30)),
+    **dict.fromkeys(("rank_pattern", "alpha_pattern"), ({}, {"q_proj": 4}, {".*proj": 5})),
+    "use_rslora": (True, False, None),
+    "modules_to_save": (None, ["lm_head"], ["norm"], ["q_proj"]),
+    "peft_type": ("LORA", "IA3"),
+    "fine_tune_type": ("lora", "dora", "full"),
 }
 """Values that the keys of config.json may have."""
 
@@ -313,10 +350,14 @@ def objects(value: Any) -> Iterator[dict[str, Any]]:
             yield from objects(item)
 
 
+def settings_of(one: Checkpoint) -> list[dict[str, Any]]:
+    whole, *inner = objects(one.config)
+    return [whole, whole, *inner] if one.base else inner or [whole]
+
+
 def set_key(rng: Random, one: Checkpoint) -> str:
     """Change a setting, or add one."""
-    _, *inner = objects(one.config)
-    there = rng.choice(inner or [one.config])
+    there = rng.choice(settings_of(one))
     own = [key for key in there if key in KEYS and not isinstance(there[key], dict)]
     key = rng.choice(own) if own and rng.random() < 0.7 else rng.choice([*KEYS])
     there[key] = copy.deepcopy(rng.choice(KEYS[key] if rng.random() < 0.8 else _ANY))
@@ -324,8 +365,7 @@ def set_key(rng: Random, one: Checkpoint) -> str:
 
 
 def drop_key(rng: Random, one: Checkpoint) -> str:
-    _, *inner = objects(one.config)
-    there = rng.choice(inner or [one.config])
+    there = rng.choice(settings_of(one))
     if not there:
         return "nothing"
     key = rng.choice([*there])
@@ -380,6 +420,8 @@ def reorder(rng: Random, one: Checkpoint) -> str:
     names = [*one.tensors]
     rng.shuffle(names)
     one.tensors = {name: one.tensors[name] for name in names}
+    if one.base:
+        return "another order"
     one.tensors["model.norm.weight"] = np.ones(256, BF16)
     one.tensors[f"{BASE}.input_scale"] = np.ones((), np.float32)
     one.config["note"] = {"bits": 3}
@@ -397,7 +439,7 @@ def variant(producer: str, number: int) -> Checkpoint:
     """Return a variant of a producer: always the same for a number."""
     rng = Random(f"{producer}.{number}")
     seed = rng.choice(seeds(producer))
-    one = Checkpoint(dict(seed.tensors), copy.deepcopy(seed.config))
+    one = replace(seed, tensors=dict(seed.tensors), config=copy.deepcopy(seed.config), changes=[])
     if rng.random() < 0.2:
         one.changes.append(reorder(rng, one))
     for _ in range(rng.choice([0, 1, 1, 1, 2, 2, 3])):
@@ -406,4 +448,6 @@ def variant(producer: str, number: int) -> Checkpoint:
         change = rng.choice(rng.choice([TENSOR_CHANGES, CONFIG_CHANGES]))
         one.changes.append(change(rng, one))
         one.harmless = False
+    if one.torch and rng.random() < 0.3:
+        one.flip, one.harmless = rng.random(), False
     return one

@@ -24,13 +24,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from producer_kinds import adapted, torch_read, torch_saved
 from producer_values import FLOATS, UNUSED, Array, ContradictionError, Values, meaning
-from producer_variants import SEEDS, Checkpoint, variant
+from producer_variants import SEEDS, Checkpoint, tensors_of, variant
 from support.checkpoints import safetensors_bytes
 
 from blobstore import Store, import_model, open_model
 from blobstore.errors import BlobStoreError
-from blobstore.source.inventory import read_inventory
+from blobstore.source.inventory import read_model
 from blobstore.source.weights import Form, SourceReaders, SourceWeight
 
 MOST_SECONDS = 60
@@ -48,9 +49,39 @@ class DisagreementError(AssertionError):
     """A variant breaks the sentence at the top of this file."""
 
 
-def write(one: Checkpoint, folder: Path) -> None:
-    (folder / "model.safetensors").write_bytes(safetensors_bytes(one.tensors))
-    (folder / "config.json").write_text(json.dumps(one.config))
+def write(one: Checkpoint, folder: Path) -> dict[str, Path]:
+    """Write a checkpoint or an adapter; return what an import needs besides the folder."""
+    file, given = folder / "model.safetensors", {}
+    if one.base is not None:
+        shutil.copytree(one.base, folder, dirs_exist_ok=True)
+        given["adapter"] = own = folder / "adapter"
+        own.mkdir()
+        file = own / f"adapter{'_model' if 'peft_type' in one.config else 's'}.safetensors"
+        (own / "adapter_config.json").write_text(json.dumps(one.config))
+    else:
+        (folder / "config.json").write_text(json.dumps(one.config))
+    if not one.torch:
+        file.write_bytes(safetensors_bytes(one.tensors))
+        return given
+    torch_saved(one.tensors, file := folder / "pytorch_model.bin")
+    if one.flip is not None:
+        raw = bytearray(file.read_bytes())
+        raw[int(one.flip * len(raw))] ^= 0x41
+        file.write_bytes(raw)
+    return given
+
+
+def wanted_of(one: Checkpoint, folder: Path) -> dict[str, Values] | ContradictionError:
+    try:
+        if one.torch:
+            return meaning(torch_read(folder / "pytorch_model.bin"), one.config)
+        if one.base is not None:
+            return adapted(
+                meaning(tensors_of(one.base / "model.safetensors"), {}), one.tensors, one.config
+            )
+        return meaning(one.tensors, one.config)
+    except ContradictionError as error:
+        return error
 
 
 def read(weight: SourceWeight, readers: SourceReaders) -> Array:
@@ -86,20 +117,17 @@ def compare(
 
 def check(one: Checkpoint, folder: Path, *, imports: bool = False) -> str:
     """Return "equal" or "refused". Raises: DisagreementError; any other error is one as well."""
-    write(one, folder)
-    try:
-        wanted: dict[str, Values] | ContradictionError = meaning(one.tensors, one.config)
-    except ContradictionError as error:
-        wanted = error
+    given = write(one, folder)
+    wanted = wanted_of(one, folder)
     readers = SourceReaders()
     try:
-        weights = read_inventory(folder).weights
+        weights = read_model(folder, **given).weights
         found = {weight.name: read(weight, readers) for weight in weights}
         forms = {weight.name: weight for weight in weights}
     except BlobStoreError as error:
         check_refusal(one, error)
         if imports:
-            check_import_refused(folder)
+            check_import_refused(folder, given)
         if one.harmless:
             raise DisagreementError(f"a good checkpoint is refused: {error}") from error
         return "refused"
@@ -114,21 +142,21 @@ def check(one: Checkpoint, folder: Path, *, imports: bool = False) -> str:
     for name, values in wanted.items():
         compare(name, found[name], values)
     if imports:
-        check_import(folder, wanted, forms)
+        check_import(imported(folder, given), wanted, forms)
     return "equal"
 
 
 def check_refusal(one: Checkpoint, error: BlobStoreError) -> None:
-    named = {name.rpartition(".")[0] for name in one.tensors} | {"config.json", "model.safetensors"}
+    named = {name.rpartition(".")[0] for name in one.tensors} | {"config.json", "model."}
     if not any(name and name in str(error) for name in named) and one.tensors:
         raise DisagreementError(f"names no tensor: {error}") from error
 
 
-def imported(folder: Path) -> Store | None:
+def imported(folder: Path, given: dict[str, Path]) -> Store | None:
     """Return the store of the imported checkpoint, None if it is refused and nothing is stored."""
     store = Store(folder / "store")
     try:
-        import_model(folder, "m", store=store)
+        import_model(folder, "m", store=store, **given)
     except BlobStoreError:
         if store.manifests.names():
             raise DisagreementError("a refused import is in the store") from None
@@ -136,14 +164,16 @@ def imported(folder: Path) -> Store | None:
     return store
 
 
-def check_import_refused(folder: Path) -> None:
-    if imported(folder) is not None:
+def check_import_refused(folder: Path, given: dict[str, Path]) -> None:
+    if imported(folder, given) is not None:
         raise DisagreementError("what can't be read is imported")
 
 
-def check_import(folder: Path, wanted: dict[str, Values], forms: dict[str, SourceWeight]) -> None:
-    """Import, and compare what is stored: codes that are kept differ by a bias's rounding."""
-    if (store := imported(folder)) is None:
+def check_import(
+    store: Store | None, wanted: dict[str, Values], forms: dict[str, SourceWeight]
+) -> None:
+    """Compare what is stored: codes that are kept differ by a bias's rounding."""
+    if store is None:
         return
     with open_model("m", store=store) as model:
         for name, values in wanted.items():

@@ -12,11 +12,7 @@ from producers import compare, run
 from safetensors.torch import load_file
 from support import FIXTURES
 
-CASES = [
-    path.name
-    for path in sorted((FIXTURES / "producers").iterdir())
-    if path.is_dir() and not path.name.startswith("bitsandbytes")
-]
+CASES = [path.name for path in sorted((FIXTURES / "producers").iterdir()) if path.is_dir()]
 
 
 @pytest.mark.parametrize("producer", SEEDS)

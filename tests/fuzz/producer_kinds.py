@@ -1,0 +1,256 @@
+"""What adapters, bitsandbytes' tensors and torch's files mean: the rest of producer_values.py.
+
+Facts: bitsandbytes 0.50.2 functional.py `QuantState`, `dequantize_4bit`; peft 0.21.2
+tuners/lora/layer.py; mlx_lm 0.32.2 tuner/lora.py, tuner/dora.py. torch itself reads its files.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections import defaultdict
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import torch
+from producer_values import (
+    BF16,
+    FLOATS,
+    I8,
+    LAYOUTS,
+    U8,
+    Array,
+    ContradictionError,
+    Module,
+    Tensors,
+    Values,
+    is_count,
+    need,
+)
+from safetensors.numpy import load_file
+from support import FIXTURES
+
+F32 = np.dtype(np.float32)
+_DTYPES = {"bfloat16": BF16, "float16": np.dtype("f2"), "float32": F32}
+_STATE = ".weight.quant_state.bitsandbytes__"
+
+# bitsandbytes
+
+
+def four_bits(module: Module) -> Values:
+    """Read two codes a byte, the first in the high bits, with scales of blocks of all values."""
+    kinds = [kind for kind in ("nf4", "fp4") if module.base + _STATE + kind in module.tensors]
+    need(len(kinds) == 1, "one quant state")
+    check_method(module, "load_in_8bit")
+    raw, codes = module.take(_STATE + kinds[0], U8), module.take(".weight")
+    try:
+        state: dict[str, Any] = json.loads(raw.tobytes())
+        count, size = math.prod(state["shape"]), state["blocksize"]
+        dtype = _DTYPES[state["dtype"]]
+    except (ValueError, KeyError, TypeError) as error:
+        raise ContradictionError(str(error)) from error
+    scales, table = module.take(".weight.absmax"), module.take(".weight.quant_map", F32)
+    own = load_file(FIXTURES / f"producers/bitsandbytes-{_OWN[kinds[0]]}/model.safetensors")
+    (known,) = (one for name, one in own.items() if name.endswith(".weight.quant_map"))
+    need(table.shape == (16,) and np.allclose(table, known, rtol=0, atol=1e-6), "its table")
+    need(len(state["shape"]) == 2 and codes.ndim == 2 and codes.shape[1] == 1, "not a matrix")
+    halves = np.ascontiguousarray(codes).view(U8).reshape(-1)
+    need(len(halves) == -(-count // 2 // codes.itemsize) * codes.itemsize, "codes do not fit")
+    blocks = -(-count // size)
+    need(scales.shape == (blocks,), "scales do not fit")
+    if "nested_blocksize" in state or module.base + ".weight.nested_absmax" in module.tensors:
+        inner = module.take(".weight.nested_quant_map", F32)
+        outer = module.take(".weight.nested_absmax", F32)
+        need(scales.dtype == U8 and inner.shape == (256,), "nested scales")
+        need(outer.shape == (-(-blocks // state["nested_blocksize"]),), "outer scales do not fit")
+        wide = np.repeat(outer.astype(np.float64), state["nested_blocksize"])[:blocks]
+        with np.errstate(all="ignore"):
+            scales = inner.astype(np.float64)[scales] * wide + state["nested_offset"]
+    else:
+        need(scales.dtype == F32, "scales are not floats")
+    values = known.astype(np.float64)[np.stack((halves >> 4, halves & 15), 1).reshape(-1)[:count]]
+    with np.errstate(all="ignore"):
+        exact = values * np.repeat(scales.astype(np.float64), size)[:count]
+    exact = exact.reshape(state["shape"])
+    return Values(exact, dtype, np.abs(exact))
+
+
+_OWN = {"nf4": "nf4", "fp4": "fp4-in-f16"}
+
+
+def check_method(module: Module, other: str) -> None:
+    method, own = module.method, module.config.get("quantization_config")
+    need(method == "bitsandbytes" or not isinstance(method, str), "another method")
+    need(not isinstance(own, dict) or own.get(other) is not True, "other bits")
+
+
+def eight_bits(module: Module) -> Values:
+    """Read LLM.int8: codes of rows with a scale each."""
+    codes, scales = module.take(".weight", I8), module.take(".SCB", F32)
+    order = module.get(".weight_format", U8)
+    check_method(module, "load_in_4bit")
+    need(order is None or (order.shape == () and not order), "another order")
+    need(codes.ndim == 2 and scales.shape == codes.shape[:1] and codes.size, "scales do not fit")
+    with np.errstate(all="ignore"):
+        exact = codes.astype(np.float64) * scales.astype(np.float64)[:, None] / 127
+    return Values(exact, BF16, np.abs(exact))
+
+
+LAYOUTS[:0] = [
+    (".weight", (U8, *FLOATS), ".weight.absmax", four_bits),
+    (".weight", (I8,), ".SCB", eight_bits),
+]
+
+# Adapters
+
+_PREFIX = "base_model.model."
+_IGNORED = {
+    *("base_model_name_or_path", "target_modules", "peft_version", "task_type", "inference_mode"),
+    *("megatron_core", "qalora_group_size", "loftq_config", "num_layers", "keys", "dropout"),
+}
+_KNOWN = {
+    *("peft_type", "r", "lora_alpha", "rank_pattern", "alpha_pattern", "use_rslora", "use_dora"),
+    *("fan_in_fan_out", "bias", "modules_to_save", "init_lora_weights"),
+    *("fine_tune_type", "lora_parameters", "rank", "scale"),
+}
+
+
+def adapted(
+    base: dict[str, Values], tensors: Tensors, said: Mapping[str, Any]
+) -> dict[str, Values]:
+    """Return the base's values with an adapter's, as PEFT or mlx-lm merge them."""
+    is_peft, kind = "peft_type" in said, said.get("fine_tune_type", "lora")
+    given: Mapping[str, Any] = said if is_peft else said.get("lora_parameters") or {}
+    if is_peft:
+        need(said["peft_type"] == "LORA", "another method")
+        need(not any(said[key] for key in said.keys() - _KNOWN - _IGNORED), "unknown settings")
+        need(said.get("init_lora_weights") not in ("pissa", "loftq"), "another base")
+        kind = "dora" if said.get("use_dora") else "lora"
+    ends = (".lora_A.weight", ".lora_B.weight", ".lora_embedding_A", ".lora_embedding_B")
+    ends = (*ends, ".lora_magnitude_vector") if is_peft else (".lora_a", ".lora_b", ".m")
+    result, modules = dict(base), defaultdict[str, Tensors](dict)
+    for name, array in tensors.items():
+        own = name.removeprefix(_PREFIX)
+        need(array.dtype in FLOATS, f"{name} is {array.dtype}")
+        end = next((end for end in ends if own.endswith(end)), None)
+        if end is not None and kind != "full":
+            modules[own.removesuffix(end)][end] = array.astype(np.float64)
+            continue
+        saved = [f"{module}." for module in said.get("modules_to_save") or ()]
+        is_bias = said.get("bias", "none") != "none" and own.endswith(".bias")
+        is_whole = kind == "full" if not is_peft else is_bias or ".base_layer." in own
+        need(is_whole or (is_peft and any(one in name for one in saved)), f"{name} is unknown")
+        place = found(result, own.replace(".base_layer.", "."))
+        need(array.shape == result[place].exact.shape, f"{name} does not fit")
+        exact = array.astype(np.float64)
+        result[place] = Values(exact, result[place].dtype, np.abs(exact))
+    for module, parts in modules.items():
+        name = f"{module}.weight"
+        stack = [
+            one
+            for one in sorted(result)
+            if re.sub(r"\.experts\.\d+\.", ".switch_mlp.", one) == name
+        ]
+        places = stack if stack and name not in result else [found(result, name)]
+        rank, scale = (
+            scale_of(module, given) if is_peft else (given.get("rank"), given.get("scale"))
+        )
+        need(is_count(rank) and isinstance(scale, int | float), f"rank {rank}, scale {scale}")
+        shape = (*([len(stack)] if places is stack else []), *result[places[0]].exact.shape)
+        change, terms = product(parts, shape, rank, said)
+        magnitude = parts.get(".lora_magnitude_vector" if is_peft else ".m")
+        need((magnitude is None) is (kind != "dora"), "magnitudes")
+        for number, place in enumerate(places):
+            at = number if places is stack else ...
+            old = result[place]
+            with np.errstate(all="ignore"):
+                exact, most = old.exact + scale * change[at], old.terms + abs(scale) * terms[at]
+                if magnitude is not None:
+                    need(magnitude.shape == shape[:-1], "magnitudes do not fit")
+                    factor = magnitude / np.linalg.norm(exact, axis=-1)
+                    exact, most = exact * factor[:, None], most * np.abs(factor[:, None])
+            result[place] = Values(exact, old.dtype, most)
+    return result
+
+
+def found(values: Mapping[str, Any], name: str) -> str:
+    place = name if name in values else name.partition(".")[2]
+    need(place in values, f"no {name}")
+    return place
+
+
+def scale_of(module: str, said: Mapping[str, Any]) -> tuple[Any, Any]:
+    """Return a module's rank and scale: of the first pattern that its path ends with."""
+
+    def first(key: str, usual: Any) -> Any:
+        items = (said.get(key) or {}).items()
+        return next((value for one, value in items if re.match(rf"(.*\.)?({one})$", module)), usual)
+
+    rank, alpha = (
+        first("rank_pattern", said.get("r", 8)),
+        first("alpha_pattern", said.get("lora_alpha", 8)),
+    )
+    need(is_count(rank) and type(alpha) in (int, float), f"rank {rank}, alpha {alpha}")
+    return rank, alpha / (math.sqrt(rank) if said.get("use_rslora") else rank)
+
+
+def product(
+    parts: Tensors, shape: tuple[int, ...], rank: int, said: Mapping[str, Any]
+) -> tuple[Array, Array]:
+    """Return the product of two factors, of which the shapes say the order; and its terms."""
+    flips = bool(said.get("fan_in_fan_out"))
+    orders = (
+        (".lora_B.weight", ".lora_A.weight", flips),
+        (".lora_embedding_B", ".lora_embedding_A", True),
+        (".lora_a", ".lora_b", len(shape) == 2),
+        (".lora_a", ".lora_b", False),
+        (".lora_b", ".lora_a", False),
+    )
+    need(len(shape) > 1, "not a matrix")
+    for tall, wide, turned in orders:
+        own = (*shape[:-2], *(shape[:-3:-1] if turned else shape[-2:]))
+        factors = [parts[end] for end in (tall, wide) if end in parts]
+        wanted = [(*own[:-1], rank), (*own[:-2], rank, own[-1])]
+        others = parts.keys() - {tall, wide, ".m", ".lora_magnitude_vector"}
+        if [one.shape for one in factors] == wanted and not others:
+            with np.errstate(all="ignore"):
+                both = factors[0] @ factors[1], np.abs(factors[0]) @ np.abs(factors[1])
+            return both if not turned else (both[0].T, both[1].T)
+    raise ContradictionError("factors do not fit")
+
+
+# PyTorch's files
+
+
+def torch_saved(tensors: Tensors, path: Path) -> None:
+    """Save tensors as torch does."""
+    torch.save({name: _as_torch(array) for name, array in tensors.items()}, path)
+
+
+def _as_torch(array: Array) -> torch.Tensor:
+    kind = getattr(torch, "float8_e8m0fnu" if "e8m0" in array.dtype.name else array.dtype.name)
+    if not array.size:
+        return torch.empty(array.shape, dtype=kind)
+    raw = torch.from_numpy(np.ascontiguousarray(array).reshape(-1).view(U8).copy())
+    return raw.view(kind).reshape(array.shape)
+
+
+def torch_read(path: Path) -> Tensors:
+    """Return what torch reads. Raises: ContradictionError."""
+    try:
+        stored = torch.load(path, weights_only=True)
+        return {name: _as_array(one) for name, one in stored.items()}
+    except Exception as error:
+        raise ContradictionError(f"torch can't read it: {error}") from error
+
+
+def _as_array(tensor: torch.Tensor) -> Array:
+    name = str(tensor.dtype).removeprefix("torch.")
+    kind = np.dtype(getattr(ml_dtypes, name, None) or name)
+    return (
+        tensor.contiguous().reshape(-1).view(torch.uint8).numpy().view(kind).reshape(tensor.shape)
+    )
