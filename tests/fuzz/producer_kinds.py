@@ -50,7 +50,7 @@ def four_bits(module: Module) -> Values:
     try:
         state: dict[str, Any] = json.loads(raw.tobytes())
         count, size = math.prod(state["shape"]), state["blocksize"]
-        dtype = _DTYPES[state["dtype"]]
+        dtype, outer_size = _DTYPES[state["dtype"]], state.get("nested_blocksize")
     except (ValueError, KeyError, TypeError) as error:
         raise ContradictionError(str(error)) from error
     scales, table = module.take(".weight.absmax"), module.take(".weight.quant_map", F32)
@@ -62,14 +62,14 @@ def four_bits(module: Module) -> Values:
     need(len(halves) == -(-count // 2 // codes.itemsize) * codes.itemsize, "codes do not fit")
     blocks = -(-count // size)
     need(scales.shape == (blocks,), "scales do not fit")
-    if "nested_blocksize" in state or module.base + ".weight.nested_absmax" in module.tensors:
+    if outer_size or module.base + ".weight.nested_absmax" in module.tensors:
         inner = module.take(".weight.nested_quant_map", F32)
         outer = module.take(".weight.nested_absmax", F32)
-        need(scales.dtype == U8 and inner.shape == (256,), "nested scales")
-        need(outer.shape == (-(-blocks // state["nested_blocksize"]),), "outer scales do not fit")
-        wide = np.repeat(outer.astype(np.float64), state["nested_blocksize"])[:blocks]
+        need(scales.dtype == U8 and inner.shape == (256,) and is_count(outer_size), "nested scales")
+        need(outer.shape == (-(-blocks // outer_size),), "outer scales do not fit")
+        wide = np.repeat(outer.astype(np.float64), outer_size)[:blocks]
         with np.errstate(all="ignore"):
-            scales = inner.astype(np.float64)[scales] * wide + state["nested_offset"]
+            scales = inner.astype(np.float64)[scales] * wide + state.get("nested_offset", np.nan)
     else:
         need(scales.dtype == F32, "scales are not floats")
     values = known.astype(np.float64)[np.stack((halves >> 4, halves & 15), 1).reshape(-1)[:count]]

@@ -498,10 +498,6 @@ class Bucket:
                 for key in page if len(page) > 1 else ():
                     self.delete([key])
 
-    def copy(self, source: str, target: str) -> None:
-        with object_errors("copy", self.place(source)):
-            self.store.copy(self._at(source), self._at(target))
-
     def _at(self, key: str) -> str:
         relative_path(key.replace(":", "_"))  # the port in a host's name is part of a key
         return self._prefix + key

@@ -575,6 +575,12 @@ def _reason_to_skip(name: str) -> str | None:
     return None
 
 
+def weights_among(names: Iterable[str]) -> str | None:
+    """Return the first name of a file that may hold weights, or None."""
+    named = [name for name in names if not _is_any(name, _TRAINING)]
+    return next((one for end in WEIGHT_SUFFIXES for one in named if one.endswith(end)), None)
+
+
 def other_weights(names: Iterable[str]) -> str | None:
     """Return the first name of a weights file in a format that blobstore does not read, or None."""
     return next((name for name in names if _is_any(name, OTHER_WEIGHTS)), None)

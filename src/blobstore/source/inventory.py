@@ -40,7 +40,6 @@ from blobstore.source.adapters import CONFIG as ADAPTER, MLX_FILE, PEFT_FILE, ad
 from blobstore.source.addresses import Source, folder_or_file, open_folder
 from blobstore.source.assembly import source_weights
 from blobstore.source.files import (
-    WEIGHT_SUFFIXES,
     KeptFile,
     ShardCheck,
     ShardIndex,
@@ -59,6 +58,7 @@ from blobstore.source.files import (
     read_index,
     set_of,
     weight_sets,
+    weights_among,
 )
 from blobstore.source.folders import (
     GGUF,
@@ -114,12 +114,18 @@ class Inventory:
         if self.header is not None:
             weights = gguf_weights(self.tensors, self.header)
         else:
-            weights = source_weights(self.tensors, self.config, self.states)
+            weights = source_weights(self._used, self.config, self.states)
         if (adapter := self.adapter) is None:
             return weights
         ties = self.config is not None and self.config.others.get("tie_word_embeddings") is True
         document, place = adapter.documents[ADAPTER], adapter.folder.place(ADAPTER)
         return adapted_weights(weights, adapter.tensors, document, place, ties_head=ties)
+
+    @property
+    def _used(self) -> dict[str, SourceTensor]:
+        """The tensors without biases of zeros, which GPTQ's programs add to modules without one."""
+        zeros = {name for name, raw in self.states.items() if name.endswith(_BIAS) and not any(raw)}
+        return {name: one for name, one in self.tensors.items() if name not in zeros}
 
     @property
     def adapter_files(self) -> tuple[SourceFile, ...]:
@@ -336,9 +342,8 @@ def _files_without_index(folder: Folder, weights: WeightSet) -> list[str]:
 
 
 def _weights_hint(folder: Folder, names: list[str]) -> str | None:
-    for suffix in WEIGHT_SUFFIXES:
-        if files := [name for name in names if name.endswith(suffix)]:
-            return f"Import the file itself: {folder.place(files[0])}"
+    if own := weights_among(names):
+        return f"Import the file itself: {folder.place(own)}"
     if other := other_weights(names):
         return f"{other} is neither safetensors nor GGUF: convert it first."
     if (inner := folder_with_weights(folder)) is not None:
@@ -434,11 +439,12 @@ def _without_tied(
     return {name: one for name, one in tensors.items() if name != _OUTPUT or not is_tied}
 
 
-_MAX_STATE = 4096
+_MAX_STATE, _MAX_BIAS = 4096, 2**18
+_BIAS, _CODES = ".bias", ".qweight"
 
 
 def _read_states(folder: Folder, tensors: Mapping[str, SourceTensor]) -> dict[str, bytes]:
-    """Return the bytes of `STATED` tensors by their names, without those of more than 4 KiB."""
+    """Return the bytes of small `STATED` tensors, and of biases of GPTQ's, by their names."""
 
     def read(tensor: SourceTensor, cancellation: Cancellation) -> bytes:
         budget, file, data = folder.budget, tensor.file, bytearray(tensor.nbytes)
@@ -449,8 +455,13 @@ def _read_states(folder: Folder, tensors: Mapping[str, SourceTensor]) -> dict[st
         folder.fill(file.name, file.identity, tensor.offset, memoryview(data), cancellation)
         return bytes(data)
 
-    named = [tensor for name, tensor in tensors.items() if name.endswith(STATED)]
-    small = [tensor for tensor in named if 0 < tensor.nbytes <= _MAX_STATE]
+    biases = {f"{name.removesuffix(_CODES)}{_BIAS}" for name in tensors if name.endswith(_CODES)}
+    small = [
+        tensor
+        for name, tensor in tensors.items()
+        if (name.endswith(STATED) and 0 < tensor.nbytes <= _MAX_STATE)
+        or (name in biases and 0 < tensor.nbytes <= _MAX_BIAS)
+    ]
     if not small:
         return {}
     with run_in_pool(small, read, 2 * CONNECTIONS) as texts:

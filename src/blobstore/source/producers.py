@@ -390,7 +390,7 @@ REFUSED_FORMATS = (
         RefusedFormat(
             suffix, _ANY, "bitsandbytes weights need X.weight, its absmax and quant state"
         )
-        for suffix in (".weight.absmax", ".weight.quant_map", *STATED)
+        for suffix in (*BITSANDBYTES["nf4"].companions, *STATED)
     ),
     RefusedFormat(".W_q", _ANY, "weights of HQQ or SINQ are not imported"),
     RefusedFormat(".codes", _ANY, "AQLM weights are not imported", ".codebooks"),
