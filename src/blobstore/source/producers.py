@@ -388,9 +388,12 @@ REFUSED_FORMATS = (
     RefusedFormat("", _ANY, "bitsandbytes weights need X.quant_map and a quant state", ".absmax"),
     *(
         RefusedFormat(
-            suffix, _ANY, "bitsandbytes weights need X.weight, its absmax and quant state"
+            suffix, _ANY, "bitsandbytes weights need X.weight, its absmax and quant state, or SCB"
         )
-        for suffix in (*BITSANDBYTES["nf4"].companions, *STATED)
+        for suffix in (
+            *(*BITSANDBYTES["nf4"].companions, *BITSANDBYTES_INT8.companions),
+            *STATED,
+        )
     ),
     RefusedFormat(".W_q", _ANY, "weights of HQQ or SINQ are not imported"),
     RefusedFormat(".codes", _ANY, "AQLM weights are not imported", ".codebooks"),

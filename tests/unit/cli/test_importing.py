@@ -186,6 +186,7 @@ def test_folders_and_files_that_are_no_checkpoints(
 ) -> None:
     for files, hint in {
         ("model.onnx",): "model.onnx is neither safetensors nor GGUF: convert it first.",
+        ("training_args.bin", "w.pt"): f"Import the file itself: {tmp_path}/w.pt",
         ("a.gguf", "w.safetensors"): f"Import the file itself: {tmp_path}/w.safetensors",
     }.items():
         for name in (*files, "config.json"):

@@ -147,6 +147,17 @@ def test_scales_that_are_left_out_are_counted(tmp_path: Path) -> None:
     ]
 
 
+def test_biases_of_zeros_that_gptq_adds_are_left_out(tmp_path: Path) -> None:
+    """mlx-lm's networks have no place for them; other biases stay."""
+    for number in (0, 1):
+        added = {f"{BASE}.bias": torch.full((64,), number).half()}
+        folder = rewritten("gptq-4-g128", tmp_path / f"{number}", adding(added))
+        names = [weight.name for weight in read_inventory(folder).weights]
+        assert names == [f"{BASE}.bias"] * number + [WEIGHT]
+    (left_out,) = plan_import(tmp_path / "0").coverage.tensors.left_out
+    assert left_out.name == f"{BASE}.bias"
+
+
 def test_other_types_have_to_be_asked_for_twice(store: Store) -> None:
     source = PRODUCERS / "compressed-tensors-int4-g128"
     with pytest.raises(UnsupportedSourceError, match="quantized already"):
@@ -165,6 +176,10 @@ def rewritten(case: str, folder: Path, change: Callable[[Tensors, Settings], Non
     save_file(tensors, folder / "model.safetensors")
     (folder / "config.json").write_text(json.dumps(config))
     return folder
+
+
+def adding(added: Tensors) -> Callable[[Tensors, Settings], None]:
+    return lambda tensors, _: tensors.update(added)
 
 
 def inverse(tensors: Tensors, said: Settings) -> None:
