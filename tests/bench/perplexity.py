@@ -101,6 +101,18 @@ def gptq(make: Any, form: str, bits: int, permuted: bool, weight: Any) -> Quanti
     return tensors, values, settings | {"desc_act": permuted, "checkpoint_format": form}
 
 
+def auto_round(make: Any, form: str, weight: Any) -> Quantized:
+    layer, bits, size, (rows, cols) = linear(make, weight), 4, 128, weight.shape
+    scales, zeros = make.parameters(layer.weight.data.float(), bits, size, symmetric=False)
+    kind = make.LessOne if form.endswith("auto_gptq") else make.QuantLinear
+    packed = kind(bits, size, cols, rows, bias=False, g_idx=form.endswith("gptqmodel"))
+    packed.device = "cpu"
+    packed.pack(layer, scales.float(), zeros, None, device="cpu")
+    values = packed(make.torch.eye(cols)).T.half()
+    settings = {"quant_method": "auto-round", "packing_format": form, "bits": bits}
+    return dict(packed.named_buffers()), values, settings | {"group_size": size, "sym": False}
+
+
 def bitsandbytes(make: Any, kind: str, weight: Any) -> Quantized:
     library, shape = make.bitsandbytes, weight.shape
     settings = {"quant_method": "bitsandbytes", "load_in_4bit": kind != "int8"}
@@ -156,6 +168,8 @@ def cases(make: Any) -> Iterator[tuple[str, Callable[[Any], Quantized]]]:
             f"{form} {bits} bits" + ", desc_act" * permuted,
             partial(gptq, make, form, bits, permuted),
         )
+    for form in ("auto_round", "auto_round:auto_gptq"):
+        yield f"AutoRound 4 bits, {form}", partial(auto_round, make, form)
     for kind in ("nf4", "fp4", "int8"):
         yield f"bitsandbytes {kind}", partial(bitsandbytes, make, kind)
     for bits in (3, 6):
