@@ -8,13 +8,14 @@ import signal
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, closing, contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Argument, Option
 
+import blobstore
 from blobstore.cli.output import (
     JsonOption,
-    Model,
     counted,
     emit,
     fail,
@@ -24,6 +25,8 @@ from blobstore.cli.output import (
     printable,
     say_empty,
     show_json,
+    size,
+    with_bar,
 )
 from blobstore.cli.stores import (
     CacheOption,
@@ -31,9 +34,11 @@ from blobstore.cli.stores import (
     LowerOption,
     StoreOption,
     cached_stores_at,
+    source_at,
 )
 from blobstore.errors import BlobStoreError, UsageError, quoted
 from blobstore.names import ModelName
+from blobstore.source.addresses import is_address
 
 if TYPE_CHECKING:
     from blobstore.mlx_lm.conversation import Conversation, Generation, LanguageModel
@@ -41,13 +46,22 @@ if TYPE_CHECKING:
 
 
 _STDIN = "-"
+_WEIGHTS = (".safetensors", ".gguf")
+_DEFAULT_QUANT = "int4"
 _KEPT = "\n\t\u200c\u200d"
 """What a terminal shows well, and Python does not count as printable: the last two join letters, as
 in many emoji."""
 
 
 def run(
-    name: Model,
+    name: Annotated[
+        str,
+        Argument(
+            metavar="NAME",
+            help="A stored model; or a checkpoint, such as hf://ORG/NAME, ./FOLDER or"
+            " FILE.safetensors, which is imported first.",
+        ),
+    ],
     prompt: Annotated[
         list[str] | None,
         Argument(
@@ -101,6 +115,13 @@ def run(
         list[str] | None,
         Option(metavar="TEXT", help="Text that ends the answer; repeatable."),
     ] = None,
+    quant: Annotated[
+        str | None,
+        Option(
+            metavar="TYPE",
+            help="Type for a checkpoint, as for import [default: int4, if it is not quantized].",
+        ),
+    ] = None,
     verbose: Annotated[
         bool, Option("--verbose", help="Show the number of tokens of an answer, and the speed.")
     ] = False,
@@ -122,10 +143,15 @@ def run(
         "context": context,
         "stop": stop,
     }
-    full = ModelName.parse(name)
+    is_path = name.startswith((".", "/", "~")) or name.endswith(_WEIGHTS)
+    is_source = is_address(name) or is_path or ("/" in name and Path(name).exists())
+    if quant is not None and not is_source:
+        raise UsageError(f"--quant is for a checkpoint, and {name} is the name of a model")
+    full = None if is_source else ModelName.parse(name)
     _check(given)
     text = _prompt(prompt, as_json)
-    opened = cached_stores_at(store, lower, cache, cache_size)
+    opened = cached_stores_at(store, lower, cache, cache_size, may_be_new=is_source)
+    full = full or _import(name, quant, opened)
     from blobstore.mlx_lm.conversation import load_language_model
 
     with loading(str(full)):
@@ -141,6 +167,35 @@ def run(
     _show(answer, model.sampling.seed, as_json)
     if verbose:
         note(figures(answer))
+
+
+def _import(source: str, quant: str | None, store: Any) -> ModelName:
+    """Return the name of a checkpoint's model, which is imported unless it is stored already.
+
+    Raises: as `import_model`.
+    """
+    from blobstore.importer.options import ImportOptions
+    from blobstore.importer.plan import make_plan
+    from blobstore.importer.run import name_for
+    from blobstore.store.ports import id_of
+    from blobstore.store.stored_model import StoredModel
+
+    if source.endswith(_WEIGHTS[0]) and Path(source).with_name("config.json").is_file():
+        source = str(Path(source).parent)
+    made = with_bar(blobstore.plan_import, source, open_source=source_at, quant=quant)
+    if quant is None and not any(tensor.quantization for tensor in made.tensors):
+        made = make_plan(made.inventory, ImportOptions.parse(quant=_DEFAULT_QUANT))
+    name = name_for(made, None, force=False)
+    before = id_of(store, store.target(name))
+    if before is not None:
+        stored = StoredModel.find(name, store).provenance
+        if stored is None or stored.options != made.options.record:
+            note(f"{name} is stored, imported with other options, and is used as it is")
+            return name
+    result = with_bar(blobstore.run_plan, made, name, store)
+    if result.digest != before:
+        note(f"imported as {result.name}: {size(result.stored_bytes)}")
+    return result.name
 
 
 def _show(answer: Generation, seed: int | None, as_json: bool) -> None:

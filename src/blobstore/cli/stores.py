@@ -174,13 +174,18 @@ def _open_cache(folder: str | None, nbytes: str | None) -> Any:
 
 
 def cached_stores_at(
-    store: str | None, lower: Sequence[str] | None, cache: str | None, cache_size: str | None
+    store: str | None,
+    lower: Sequence[str] | None,
+    cache: str | None,
+    cache_size: str | None,
+    *,
+    may_be_new: bool = False,
 ) -> Any:
     """Return the store of `stores_at`, with a cache of the blobs of buckets.
 
     Raises: UsageError if a cache is asked for, and no store is in a bucket.
     """
-    opened = stores_at(store, lower, cache=(cache, cache_size))
+    opened = stores_at(store, lower, cache=(cache, cache_size), may_be_new=may_be_new)
     is_asked_for = cache is not None or cache_size is not None
     if is_asked_for and not any(home.has_cache for home in (opened.upper, *opened.lower)):
         message = f"a cache is for a store in a bucket, and {opened.address} is a folder"

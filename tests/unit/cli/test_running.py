@@ -10,11 +10,13 @@ import json
 import signal
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 from support.talking import CHAT_TEMPLATE, Letters, Parrot
 
+import blobstore
 from blobstore.cli.main import run
 from blobstore.cli.running import shown_piece
 from blobstore.mlx_lm.prompts import ModelTexts, Prompts
@@ -35,6 +37,7 @@ class Runner:
     def __init__(self, patch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
         self._patch, self._capsys = patch, capsys
         self.given: dict[str, Any] = {}
+        self.name = "m"
         self.is_model()
 
     def is_model(self, template: str | None = CHAT_TEMPLATE, **texts: Any) -> None:
@@ -51,7 +54,7 @@ class Runner:
     def __call__(self, *words: str, stdin: bytes = b"") -> tuple[int, str, str]:
         """Return the exit code of a command, and what it prints on stdout and stderr."""
         self._patch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin)))
-        return run(["run", "m", *words]), *self._capsys.readouterr()
+        return run(["run", self.name, *words]), *self._capsys.readouterr()
 
     def talk(self, *lines: str | type[BaseException]) -> tuple[int, str]:
         """Return the exit code and the output of a conversation, in which lines are typed."""
@@ -163,3 +166,25 @@ def test_ctrl_c_stops_an_answer(runner: Runner, monkeypatch: pytest.MonkeyPatch)
     assert signal.getsignal(signal.SIGINT) is before
     times = 2
     assert runner.talk("a")[0] == 130
+
+
+def test_a_checkpoint_is_imported_first_and_once(
+    runner: Runner, source: Path, tmp_path: Path
+) -> None:
+    def notes(*words: object) -> list[str]:
+        code, out, err = runner("hi", "--store", str(tmp_path / "new"), *map(str, words))
+        assert (code, out) == (0, "ok\n"), err
+        return [line for line in err.splitlines() if "parameter" not in line]
+
+    runner.name = str(source)
+    assert notes()[0].startswith(f"Note: imported as {source.name}:int4: ")
+    runner.name = str(source / "model.safetensors")
+    assert notes() == []
+    assert notes("--quant", "int8")[0].startswith(f"Note: imported as {source.name}:int8: ")
+    store = blobstore.open_store(tmp_path / "new")
+    blobstore.import_model(source, store=store, quant="int4", method="search")
+    assert "with other options, and is used as it is" in notes()[0]
+    runner.name = str(source.parent / "none")
+    assert "no file or folder at" in runner("hi")[2]
+    runner.name = "m"
+    assert "--quant is for a checkpoint" in runner("hi", "--quant", "int4")[2]
