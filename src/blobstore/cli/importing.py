@@ -7,9 +7,9 @@ here.
 from __future__ import annotations
 
 import inspect
-import math
 import re
 from collections.abc import Callable, Mapping, Sequence
+from heapq import nlargest
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_args, get_type_hints
 
@@ -27,7 +27,7 @@ from blobstore.cli.output import (
     parse_size,
     printable,
     rate,
-    shape,
+    shares,
     show_coverage,
     show_json,
     show_replaced,
@@ -44,12 +44,22 @@ from blobstore.cli.stores import (
     source_at,
     stores_at,
 )
+from blobstore.cli.trees import (
+    SIZES,
+    EveryTensor,
+    Top,
+    in_number_order,
+    show_each,
+    show_tree,
+    sizes,
+)
 from blobstore.errors import InvalidNameError, UsageError
 from blobstore.importer.arguments import ImportArguments, Option as ImportOption
 from blobstore.names import ModelName
 
 if TYPE_CHECKING:
     from blobstore.importer.batch import Batch
+    from blobstore.importer.outputs import OutputTensor
     from blobstore.importer.worker import WorkResult
 
 
@@ -152,6 +162,8 @@ def import_(
     dry_run: Annotated[
         bool, Option("--dry-run", help="Show what would be written, but write nothing.")
     ] = False,
+    tensors: EveryTensor = False,
+    top: Top = None,
     force: Force = False,
     planned: Annotated[
         str | None,
@@ -199,10 +211,10 @@ def import_(
     target = name_for(made, target, force=force)
     _print_notes(made)
     if dry_run:
-        _show_plan(made, made.runs_in, as_json)
+        _show_plan(made, made.runs_in, as_json, every=tensors, top=top)
         return
     if made.options.target is not None and not as_json:
-        _show_tensors(made)
+        _show_tensors(made, every=tensors, top=top)
     home = stores_at(store, lower, wait, may_be_new=True, copies_up=copy_up)
     if on is None:
         how["verify_reuse"] = verify_reuse
@@ -277,6 +289,8 @@ def plan(
     force: Annotated[
         bool, Option("--force", help="Replace the file of --html if it exists.")
     ] = False,
+    tensors: EveryTensor = False,
+    top: Top = None,
     as_json: JsonOption = False,
     **options: Any,
 ) -> None:
@@ -298,7 +312,7 @@ def plan(
         blobstore.write_plan(made, output)
     if html is not None:
         write_plan_page(made, html, options, force=force)
-    _show_plan(made, runs_in, as_json)
+    _show_plan(made, runs_in, as_json, every=tensors, top=top)
 
 
 def _print_notes(made: blobstore.ImportPlan) -> None:
@@ -310,7 +324,7 @@ def _show_import(result: blobstore.ImportResult) -> None:
     emit(f"{result.name}   {result.digest.short}")
     show_replaced(result.replaced)
     stored = f"{size(result.source_bytes)} in, {size(result.stored_bytes)} stored"
-    emit(f"{stored}, {result.bits_per_weight:.2f} bits per weight")
+    emit(f"{stored}, {_bits(result)}")
     saved = f" ({size(result.saved_bytes)} saved)" if result.saved_bytes else ""
     recalled = f", {result.recalled} recalled from an earlier import" if result.recalled else ""
     new = f"{result.created} new ({size(result.new_bytes)})"
@@ -320,18 +334,20 @@ def _show_import(result: blobstore.ImportResult) -> None:
     lower = (sentence[0].lower() + sentence[1:] for sentence in others)
     emit(printable("; ".join([first, *lower])))
     show_coverage(result.coverage)
+    _show_mixture(result)
 
 
 def _show_plan(
-    made: blobstore.ImportPlan, runs_in: Sequence[blobstore.Verdict], as_json: bool
+    made: blobstore.ImportPlan, runs_in: Sequence[blobstore.Verdict], as_json: bool, **rows: Any
 ) -> None:
     if as_json:
         show_json(_plan_document(made, runs_in))
         return
-    _show_tensors(made)
+    _show_tensors(made, **rows)
     for verdict in runs_in:
         emit(printable(with_flags(verdict.sentence)))
     show_coverage(made.coverage)
+    _show_mixture(made)
 
 
 def _plan_document(
@@ -346,23 +362,42 @@ def _plan_document(
     return document
 
 
-def _show_tensors(made: blobstore.ImportPlan) -> None:
-    headings = ["TENSOR", "TYPE", "SHAPE", "SIZE"]
-    rows = []
-    for tensor in made.tensors:
-        kind = str(tensor.quantization or tensor.dtype)
-        kind = f"{kind} transposed" if tensor.transposed else kind
-        rows.append([tensor.name, kind, shape(tensor.shape), size(tensor.nbytes)])
-    if made.options.target is not None:
-        headings.append("ERROR")
-        for row in rows:
-            error = made.relative_errors.get(row[0])
-            row.append("" if error is None else f"{error:.3%}")
-    show_table(headings, rows)
-    parameters = sum(math.prod(tensor.shape) for tensor in made.tensors)
-    totals = f"{count(parameters)} parameters, {size(made.stored_bytes)}"
-    blobs = counted(len(made.blobs), "blob")
-    emit(f"{blobs}, {totals}, {made.bits_per_weight:.2f} bits per weight")
+def _show_tensors(made: blobstore.ImportPlan, *, every: bool, top: int | None) -> None:
+    errors = made.relative_errors
+    headings = (*SIZES, "ERROR") if made.options.target is not None else SIZES
+
+    def cells(tensors: Sequence[OutputTensor]) -> tuple[str, ...]:
+        measured = [errors[tensor.name] for tensor in tensors if tensor.name in errors]
+        worst = (f"{max(measured):.3%}" if measured else "",)
+        return (*sizes(tensors), *worst)[: len(headings)]
+
+    if top is not None:
+        keyed = ((errors.get(one.name, 0), one.nbytes, one.name, one) for one in made.tensors)
+        show_each([one for *_, one in nlargest(top, keyed)], headings, cells)
+    elif every:
+        show_each(in_number_order(made.tensors), headings, cells)
+    else:
+        show_tree(made.tensors, headings, cells)
+    totals = f"{count(made.parameters)} parameters, {size(made.stored_bytes)}"
+    emit(f"{counted(len(made.blobs), 'blob')}, {totals}, {_bits(made)}")
+
+
+def _bits(made: blobstore.ImportPlan | blobstore.ImportResult) -> str:
+    return f"{made.bits_per_weight:.2f} bits per weight ({shares(made.type_bytes)})"
+
+
+_MOSTLY = 0.95
+"""A model of which as much is of the asked type has few bits already."""
+
+
+def _show_mixture(made: blobstore.ImportPlan | blobstore.ImportResult) -> None:
+    """Name the mixture of types that an import makes by default, and the way to fewer bits."""
+    options, nbytes = made.options, made.type_bytes
+    asked = options.quant_type
+    is_users = options.pure or options.rules or options.target is not None
+    if asked is not None and not is_users and nbytes[asked.value] < _MOSTLY * sum(nbytes.values()):
+        mixture = "Ollama's mixture of types: embeddings and sensitive matrices have more bits"
+        emit(f"{mixture}; --pure makes them {asked}")
 
 
 _SHARD = re.compile(r"(?P<index>[0-9]{1,7})/(?P<count>[0-9]{1,7})", re.ASCII)

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import os
-import re
 import shutil
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -18,6 +17,7 @@ from blobstore.cli.output import (
     Jobs,
     JsonOption,
     Model,
+    bits,
     count,
     counted,
     counts,
@@ -26,7 +26,6 @@ from blobstore.cli.output import (
     has_colours,
     printable,
     shape,
-    shortened,
     show_facts,
     show_json,
     show_result,
@@ -48,23 +47,32 @@ from blobstore.cli.stores import (
     source_at,
     stores_at,
 )
+from blobstore.cli.trees import (
+    LONGEST_NAME,
+    SIZES,
+    EveryTensor,
+    Top,
+    in_number_order,
+    show_each,
+    show_tree,
+    sizes,
+)
 from blobstore.errors import UsageError
+from blobstore.views.quantities import natural
 
 if TYPE_CHECKING:
     from blobstore.inspection.comparison import ChangedTensor, Errors, ModelDiff, TensorFact
-    from blobstore.inspection.inspection import Branch, LogicalTensor
+    from blobstore.inspection.inspection import LogicalTensor
+    from blobstore.inspection.quality import TensorQuality
     from blobstore.names import ModelName
     from blobstore.source.addresses import Source
     from blobstore.views.results import WrittenReport
     from blobstore.web.report import ModelReport
 
 
-_LONGEST_NAME = 96
 _LONGEST_VALUE = 120
 _LARGE_VALUE = 2000
 _MOST_VALUES = 40
-_MOST_TYPES = 3
-_INDENT = "  "
 
 
 def inspect(
@@ -98,10 +106,10 @@ def inspect(
     sort: Annotated[
         str,
         Option(
-            metavar="file|name|size|parameters",
+            metavar="name|file|size|parameters",
             help="Order of --tensors; size and parameters list the largest first.",
         ),
-    ] = "file",
+    ] = "name",
     insecure: InsecureOption = False,
     ca_file: CaFileOption = None,
     store: StoreOption = None,
@@ -130,7 +138,7 @@ def inspect(
         _show_tensors(inspection, sort)
     if tree:
         emit()
-        _show_tree(inspection, depth)
+        show_tree(inspection.tensors, SIZES, sizes, depth=depth)
 
 
 def _show(inspection: blobstore.Inspection, of: int) -> None:
@@ -147,9 +155,7 @@ def _show(inspection: blobstore.Inspection, of: int) -> None:
         "dtypes": counts(inspection.parameter_count),
         "types": counts(weights_by_type(inspection.tensors)) if inspection.quantizations else "",
         "size": size(inspection.nbytes),
-        "bits per weight": ""
-        if inspection.bits_per_weight is None
-        else f"{inspection.bits_per_weight:.2f}",
+        "bits per weight": bits(inspection.bits_per_weight),
     }
     show_facts({key: value for key, value in facts.items() if value})
     _show_quantizations(inspection)
@@ -187,7 +193,7 @@ def _show_values(heading: str, values: Mapping[str, str]) -> None:
     if not values:
         return
     rows = [
-        (cut_text(key, _LONGEST_NAME), _value(value))
+        (cut_text(key, LONGEST_NAME), _value(value))
         for key, value in list(values.items())[:_MOST_VALUES]
     ]
     if len(values) > _MOST_VALUES:
@@ -210,54 +216,25 @@ def _show_tensors(inspection: blobstore.Inspection, sort: str) -> None:
     rows = []
     for tensor in _ORDERS[sort](inspection.tensors):
         row = (
-            cut_text(tensor.name, _LONGEST_NAME),
+            cut_text(tensor.name, LONGEST_NAME),
             tensor.type_name,
-            cut_text(shape(tensor.shape), _LONGEST_NAME),
+            cut_text(shape(tensor.shape), LONGEST_NAME),
             f"{tensor.parameters:,}",
             size(tensor.nbytes),
         )
-        rows.append((*row, cut_text(tensor.file, _LONGEST_NAME)) if in_files else row)
+        rows.append((*row, cut_text(tensor.file, LONGEST_NAME)) if in_files else row)
     show_table(headings, rows)
-
-
-def _natural(tensor: LogicalTensor) -> tuple[list[tuple[int, int | str]], str]:
-    """Return a key that sorts layer 2 before layer 10."""
-    parts = re.split(r"([0-9]{1,18})", tensor.name)
-    return [
-        (0, int(part)) if index % 2 else (1, part) for index, part in enumerate(parts)
-    ], tensor.name
 
 
 _ORDERS: Mapping[str, Callable[[Iterable[LogicalTensor]], Iterable[LogicalTensor]]] = {
     "file": lambda tensors: tensors,
-    "name": lambda tensors: sorted(tensors, key=_natural),
+    "name": in_number_order,
     "size": lambda tensors: sorted(tensors, key=lambda tensor: -tensor.nbytes),
     "parameters": lambda tensors: sorted(tensors, key=lambda tensor: -tensor.parameters),
 }
 
 
-def _show_tree(inspection: blobstore.Inspection, depth: int | None) -> None:
-    from blobstore.inspection.inspection import tree_of
-
-    rows = [_branch_row(branch) for branch in tree_of(inspection.tensors, depth)]
-    show_table(("MODULE", "TYPE", "SHAPE", "PARAMETERS", "SIZE"), rows)
-
-
-def _branch_row(branch: Branch) -> tuple[str, ...]:
-    from blobstore.store.stored import weights_by_type
-
-    alike = f" ({branch.alike:,} alike)" if branch.alike > 1 else ""
-    types = [kind for kind, _ in weights_by_type(branch.tensors).most_common()]
-    return (
-        f"{_INDENT * branch.depth}{cut_text(branch.name, _LONGEST_NAME)}{alike}",
-        shortened(types, _MOST_TYPES),
-        "" if branch.shape is None else cut_text(shape(branch.shape), _LONGEST_NAME),
-        count(sum(tensor.parameters for tensor in branch.tensors)),
-        size(sum(tensor.nbytes for tensor in branch.tensors)),
-    )
-
-
-_HEADINGS = ("TENSOR", "TYPE", "SHAPE", "RMSE", "RELATIVE", "LARGEST", "COSINE", "SATURATED")
+_ERRORS = ("RMSE", "RELATIVE", "LARGEST", "COSINE", "SATURATED")
 
 
 def quality(
@@ -269,18 +246,20 @@ def quality(
     jobs: Jobs = None,
     store: StoreOption = None,
     lower: LowerOption = None,
+    tensors: EveryTensor = False,
+    top: Top = None,
     plot: Annotated[
         bool, Option("--plot", help="Draw the errors by layer after the table.")
     ] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Show what quantization changed. Lists the error of each tensor, the largest first."""
+    """Show what quantization changed: the errors of modules and tensors."""
     from blobstore.views.quality_records import keep_quality
 
     opened, source = stores_at(store, lower, cache=CACHE), source_at(against)
     report = with_bar(blobstore.measure_quality, name, source, store=opened, jobs=jobs)
     keep_quality(opened, report, source)
-    show_result(report, _show_quality, as_json)
+    show_result(report, partial(_show_quality, every=tensors, top=top), as_json)
     if plot and not as_json:
         _plot(report)
 
@@ -300,29 +279,27 @@ def _plot(report: blobstore.ModelQuality) -> None:
     emit("\n".join(["", *lines]) if lines else "No tensor was changed.")
 
 
-def _show_quality(report: blobstore.ModelQuality) -> None:
-    rows = [
-        (
-            tensor.name,
-            tensor.type_name,
-            shape(tensor.shape),
-            *_figures(tensor.errors),
-            f"{tensor.errors.saturated:.3%}",
-        )
-        for tensor in report.tensors
-        if not tensor.kept
-    ]
-    if rows:
-        total = report.errors
-        last = (
-            report.name,
-            f"{len(rows)} tensors",
-            count(total.count),
-            *_figures(total),
-            f"{total.saturated:.3%}",
-        )
-        show_table(_HEADINGS, [*rows, last])
-    if kept := sum(tensor.kept for tensor in report.tensors):
+def _show_quality(report: blobstore.ModelQuality, *, every: bool, top: int | None) -> None:
+    from blobstore.inspection.comparison import Errors
+
+    def cells(tensors: Sequence[TensorQuality]) -> tuple[str, ...]:
+        errors = sum((tensor.errors for tensor in tensors), Errors())
+        return (*_figures(errors), f"{errors.saturated:.3%}")
+
+    changed = [tensor for tensor in report.tensors if not tensor.kept]
+    total = (
+        str(report.name),
+        f"{len(changed)} tensors",
+        count(report.errors.count),
+        *cells(changed),
+    )
+    if top is not None:
+        show_each(changed[:top], _ERRORS, cells, total)  # the largest error comes first
+    elif every:
+        show_each(in_number_order(changed), _ERRORS, cells, total)
+    elif changed:
+        show_tree(changed, _ERRORS, cells, total)
+    if kept := len(report.tensors) - len(changed):
         are = "tensor is stored as it was" if kept == 1 else "tensors are stored as they were"
         emit(f"{kept} {are}")
 
@@ -366,7 +343,7 @@ def _show_diff(heading: str, difference: ModelDiff) -> None:
     rows += [("~", *_change_cells(change)) for change in difference.changed]
     if rows:
         headings = ("", "TENSOR", "TYPE", "SHAPE", "SIZE", heading)
-        show_table(headings, sorted(rows, key=lambda row: row[1]))
+        show_table(headings, sorted(rows, key=lambda row: natural(row[1])))
     documents = difference.documents
     for sign, names in (("-", documents.removed), ("+", documents.added), ("~", documents.changed)):
         for name in names:

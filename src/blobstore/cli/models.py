@@ -21,15 +21,18 @@ from blobstore.cli.output import (
     ReaderGoneError,
     age,
     amounts,
+    bits,
     blobs,
     count,
     counted,
     counts,
     emit,
+    emit_bytes,
     note,
     printable,
     say_empty,
     shape,
+    shares,
     show_coverage,
     show_facts,
     show_json,
@@ -53,6 +56,7 @@ from blobstore.cli.stores import (
     store_at,
     stores_at,
 )
+from blobstore.cli.trees import in_number_order
 from blobstore.errors import NotFoundError, StorageError, UsageError
 from blobstore.names import ModelName
 
@@ -132,7 +136,7 @@ _ORDERS: Mapping[str, Callable[[ListedModel | BrokenModel], float]] = {
 
 
 def _show_list(models: Sequence[ListedModel | BrokenModel]) -> None:
-    headings = ["NAME", "ID", "SIZE", "TYPE", "PARAMETERS", "MODIFIED"]
+    headings = ["NAME", "ID", "SIZE", "TYPE", "BITS", "PARAMETERS", "MODIFIED"]
     rows = [_list_row(model) for model in models]
     if any(model.is_packed for model in models):
         headings.append("STATE")
@@ -148,9 +152,9 @@ def _list_row(model: ListedModel | BrokenModel) -> tuple[object, ...]:
     from blobstore.inspection.listing import BrokenModel
 
     if isinstance(model, BrokenModel):
-        return (model.name, "", "", "broken", "", model.error.message[:LONGEST_REASON])
-    numbers = (model.quant_type, count(model.parameters), age(model.modified))
-    return (model.name, model.id.short, size(model.size), *numbers)
+        return (model.name, "", "", "broken", "", "", model.error.message[:LONGEST_REASON])
+    weights = (model.quant_type, bits(model.bits_per_weight), count(model.parameters))
+    return (model.name, model.id.short, size(model.size), *weights, age(model.modified))
 
 
 def show(
@@ -171,14 +175,32 @@ def show(
             help="Show how much of the source is stored, what was left out, and why.",
         ),
     ] = False,
+    template: Annotated[
+        bool,
+        Option("--template", help="Print only the prompt template."),
+    ] = False,
+    system: Annotated[bool, Option("--system", help="Print only the system prompt.")] = False,
+    license_: Annotated[bool, Option("--license", help="Print only the licenses.")] = False,
+    params: Annotated[
+        bool,
+        Option(
+            "--params", "--parameters", help="Print only the parameters for generating, as stored."
+        ),
+    ] = False,
+    modelfile: Annotated[bool, Option("--modelfile", help="Print only the Modelfile.")] = False,
+    file: Annotated[
+        str | None, Option(metavar="NAME", help="Print only a file of the source, as stored.")
+    ] = None,
     insecure: InsecureOption = False,
     ca_file: CaFileOption = None,
     store: StoreOption = None,
     lower: LowerOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Show a model: its architecture, type and size."""
+    """Show a model: its architecture, type and size; or print one of its texts."""
+    from blobstore.export.texts import PARTS, file_of, text_of
     from blobstore.inspection.listing import stored_coverage, summarize
+    from blobstore.store.stored_model import StoredModel
     from blobstore.views.results import ShownModel
 
     access = registry_access(insecure, ca_file)
@@ -186,6 +208,14 @@ def show(
     home = opened.holder(asked)
     full = home.find(asked)
     manifest = home.manifests.read(full)
+    flags = (template, system, license_, params, modelfile)
+    parts = [part for part, is_asked in zip(PARTS, flags, strict=True) if is_asked]
+    if file is not None or parts:
+        if len(parts) + (file is not None) + as_json > 1:
+            raise UsageError("show prints one text at a time, and not as JSON")
+        model = StoredModel(full, manifest, home)
+        emit_bytes(text_of(model, parts[0]) if file is None else file_of(model, file))
+        return
     details, stored = summarize(home, full, manifest)
     covered = stored_coverage(home, manifest) if coverage else None
     with _note_unreadable():
@@ -202,14 +232,14 @@ def show(
     if tensors:
         emit()
         rows = [
-            (one.name, one.quantization or one.dtype, shape(one.shape), size(one.nbytes))
-            for one in stored
+            (one.name, one.type_text, shape(one.shape), size(one.nbytes))
+            for one in in_number_order(stored)
         ]
         show_table(("TENSOR", "TYPE", "SHAPE", "SIZE"), rows)
 
 
 def _show_model(model: ShownModel) -> None:
-    from blobstore.store.stored import weights_by_type
+    from blobstore.store.stored import bytes_by_type, weights_by_type
 
     details = model.details
     parameters = f"{count(details.parameters)} ({details.parameters:,})"
@@ -220,6 +250,8 @@ def _show_model(model: ShownModel) -> None:
         "parameters": parameters if details.parameters else None,
         "type": details.quant_type or None,
         "weights": counts(weights_by_type(model.tensors)) or None,
+        "bits per weight": bits(details.bits_per_weight) or None,
+        "bytes": shares(bytes_by_type(model.tensors)) or None,
         "context length": details.context_length,
         "embedding length": details.embedding_length,
         "capabilities": ", ".join(details.capabilities) or None,

@@ -22,12 +22,14 @@ from typer import Argument, Option
 from blobstore.errors import UsageError, from_os_error
 from blobstore.views.quantities import (
     UNITS,
+    bits as bits,
     count as count,
     counted as counted,
     counts as counts,
     cut_text as cut_text,
     printable as printable,
     shape as shape,
+    shares as shares,
     size as size,
 )
 
@@ -134,13 +136,17 @@ class ReaderGoneError(Exception):
     """The reader of our output went away, as ``head`` does, which is not an error."""
 
 
-def emit(text: str = "", end: str = "\n") -> None:
-    """Print on stdout, at once.
+def emit(text: str | bytes = "", end: str = "\n") -> None:
+    """Print on stdout, at once; bytes as they are.
 
     Raises: ReaderGoneError, after which output is dropped; StorageError otherwise.
     """
     try:
-        print(text, end=end, flush=True)
+        if isinstance(text, bytes):
+            sys.stdout.buffer.write(text)
+        else:
+            print(text, end=end)
+        sys.stdout.flush()
     except BrokenPipeError:
         # What is still in Python's buffer has to go somewhere, or it would complain at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -159,6 +165,14 @@ def _remark(label: str, colour: int, text: str) -> None:
     if has_colours(sys.stderr):
         label = f"\x1b[1;{colour}m{label}\x1b[0m"
     print(f"{label} {printable(text)}", file=sys.stderr)
+
+
+def emit_bytes(data: bytes) -> None:
+    """Print a file on stdout; in a terminal as harmless text. Raises: as `emit`."""
+    if sys.stdout.isatty():
+        emit(printable(data.decode(errors="replace"), keep="\n\t").removesuffix("\n"))
+    else:
+        emit(data)
 
 
 def fail(message: str, hint: str | None = None) -> None:

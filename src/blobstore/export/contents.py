@@ -20,7 +20,6 @@ from dataclasses import replace
 from typing import Any
 
 from blobstore.errors import (
-    BlobStoreError,
     InvalidNameError,
     UnsupportedSourceError,
     UsageError,
@@ -42,6 +41,7 @@ from blobstore.export.planned_files import (
     shard_index,
     split_into_shards,
 )
+from blobstore.export.texts import MADE_MODELFILE, NAME, architecture, modelfile, text_layers
 from blobstore.formats import strictjson
 from blobstore.formats.checkpoint import (
     CONFIG_NAME,
@@ -49,23 +49,10 @@ from blobstore.formats.checkpoint import (
     DRAFT_PREFIX,
     FILE_TYPE,
     FILE_TYPES,
-    SourceConfig,
-    family_of,
     group_of,
     parse_config,
 )
-from blobstore.formats.documents import (
-    FILE_MEDIA_TYPE,
-    JSON_MEDIA_TYPE,
-    MESSAGES_MEDIA_TYPE,
-    PARAMS_MEDIA_TYPE,
-    REQUIRED_OLLAMA,
-    TENSOR_MEDIA_TYPE,
-    TEXT_LAYERS,
-    ModelConfig,
-)
 from blobstore.formats.dtypes import FLOATS, DType
-from blobstore.formats.modelfile import Modelfile, read_script
 from blobstore.formats.provenance import OWN_DOCUMENT, Provenance
 from blobstore.names import file_name, relative_path
 from blobstore.source.files import MAX_INDEX, MAX_INDEX_VALUES
@@ -354,9 +341,8 @@ def plan_export(model: StoredModel, options: ExportOptions, *, verify: bool = Fa
             # Ollama knows architectures of drafts that mlx-lm does not.
             plan += ExportPlan(notes=(f"the draft model was left out: {error}",))
     has_draft = any(shard.path.startswith(DRAFT_FOLDER) for shard in plan.shards)
-    text, notes = modelfile(
-        list(_text_layers(model)), model.config, _architecture(main), draft=has_draft
-    )
+    found = architecture(main.documents.get(CONFIG_NAME))
+    text, notes = modelfile(list(text_layers(model)), model.config, found, draft=has_draft)
     plan += ExportPlan(notes=tuple(notes))
     # A draft that is left out takes its files with it; without one the folder is like any other.
     files = [
@@ -401,23 +387,6 @@ def _partition(items: Mapping[str, Any], prefix: str) -> tuple[dict[str, Any], d
     }
 
 
-def _architecture(checkpoint: Checkpoint) -> SourceConfig | None:
-    if CONFIG_NAME not in checkpoint.documents:
-        return None
-    config = parse_config(checkpoint.documents[CONFIG_NAME])
-    named = {key: config[key] for key in ("architectures", "model_type") if key in config}
-    return strictjson.parse_document(SourceConfig, named, CONFIG_NAME, "Q1")
-
-
-def _text_layers(model: StoredModel) -> Iterator[TextLayer]:
-    """Yield the layers that are not tensors, documents or files; unknown types without bytes."""
-    for layer in model.manifest.layers:
-        is_file = layer.media_type in (JSON_MEDIA_TYPE, FILE_MEDIA_TYPE) and layer.name is not None
-        if layer.media_type != TENSOR_MEDIA_TYPE and not is_file:
-            is_known = layer.media_type in TEXT_LAYERS
-            yield layer.media_type, model.read(layer) if is_known else b""
-
-
 def _stored_files(model: StoredModel) -> Iterator[CopiedBlob]:
     for layer in model.manifest.file_layers:
         if layer.name is not None:
@@ -433,100 +402,6 @@ def _check_paths(plan: ExportPlan, model: StoredModel) -> None:
     if twice := [path for path, count in Counter([*paths, *folders]).items() if count > 1]:
         message = f"two files of {model.name} would have the name {quoted(min(twice))}"
         raise UnsupportedSourceError(message, model=str(model.name))
-
-
-NAME = "Modelfile"
-_HEAD = "FROM .\n"
-
-
-TextLayer = tuple[str, bytes]
-"""A layer that is neither tensors nor a JSON document: its media type and its bytes."""
-
-
-def modelfile(
-    layers: Sequence[TextLayer], stored: ModelConfig, config: SourceConfig | None, *, draft: bool
-) -> tuple[bytes | None, list[str]]:
-    """Return the Modelfile that gives the layers back on import, and notes on what is left out.
-
-    None when it would be empty: no layers, and the config blob has the parser, the renderer
-    and the version of Ollama that an import would choose by itself.
-    """
-    commands: list[str] = []
-    notes: list[str] = []
-    for what, command in map(_commands, layers):
-        if command is None:
-            notes.append(f"{what} can't be written in a Modelfile and was left out")
-        else:
-            commands.append(command)
-    commands += _choices(stored, config)
-    if not commands:
-        return None, notes
-    text = _HEAD + ("DRAFT draft\n" if draft else "") + "".join(commands)
-    return text.encode(), notes
-
-
-def _commands(layer: TextLayer) -> tuple[str, str | None]:
-    """Return what a layer is, for a message, and the commands that give it back, or None."""
-    media_type, data = layer
-    what = TEXT_LAYERS.get(media_type)
-    if what is None:
-        return f"a layer of type {quoted(media_type)}", None
-    try:
-        text = "".join(_lines(media_type, data))
-        (back,) = Modelfile.parse((_HEAD + text).encode()).layers()
-        is_same = back == layer or (back[0] == media_type and _is_same_json(back[1], data))
-    except (BlobStoreError, TypeError, ValueError, AttributeError, KeyError):
-        is_same = False  # no import makes such a layer
-    return f"the {what.lower()}", text if is_same else None
-
-
-def _lines(media_type: str, data: bytes) -> Iterator[str]:
-    if media_type == PARAMS_MEDIA_TYPE:
-        for key, item in strictjson.parse(data).items():
-            for one in item if isinstance(item, list) else [item]:
-                text = one if isinstance(one, str) else strictjson.encode(one).decode()
-                yield f"PARAMETER {key} {_value(text)}\n"
-    elif media_type == MESSAGES_MEDIA_TYPE:
-        for message in strictjson.parse(data):
-            yield f"MESSAGE {message['role']} {_value(message['content'])}\n"
-    else:
-        yield f"{TEXT_LAYERS[media_type]} {_value(data.decode())}\n"
-
-
-def _is_same_json(one: bytes, other: bytes) -> bool:
-    return one.startswith((b"{", b"[")) and strictjson.parse(one) == strictjson.parse(other)
-
-
-def _value(text: str) -> str:
-    """Return the first way to write a value that is read back as it was.
-
-    Raises: ValueError when no way does.
-    """
-    is_line = text and "\n" not in text and "\r" not in text
-    for quotes in ("", '"', '"""') if is_line else ('"""', '"'):
-        written = f"{quotes}{text}{quotes}"
-        try:
-            commands, dropped = read_script(f"SYSTEM {written}\n".encode(), NAME)
-        except BlobStoreError:
-            continue
-        if not dropped and [command.text for command in commands] == [text]:
-            return written
-    raise ValueError(text)
-
-
-def _choices(stored: ModelConfig, config: SourceConfig | None) -> Iterator[str]:
-    family = family_of(config, None)
-    for name, chosen, usual in (
-        ("PARSER", stored.parser, family.parser if family else None),
-        ("RENDERER", stored.renderer, family.renderer if family else None),
-        ("REQUIRES", stored.requires, REQUIRED_OLLAMA),
-    ):
-        if chosen and chosen != usual:
-            yield f"{name} {chosen}\n"
-
-
-MADE_MODELFILE = "Modelfile.blobstore"
-"""The export's own Modelfile, where the source had one; the next one is called ``…-2``."""
 
 
 def with_files(

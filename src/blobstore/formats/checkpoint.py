@@ -450,6 +450,25 @@ def family_of(config: SourceConfig | None, parser: str | None) -> ParserFamily |
 TOKENIZER = "tokenizer.json"
 CHAT_TEMPLATE = "chat_template.jinja"
 TEMPLATE_DOCUMENTS = ("tokenizer_config.json", "chat_template.json")
+
+
+def templates_in(read: Callable[[str], bytes | None]) -> Iterator[str]:
+    """Yield the chat templates that JSON documents have; ``read`` returns one by its name."""
+    for name in TEMPLATE_DOCUMENTS:
+        text = read(name) or b"{}"
+        if b"\0" in text:  # not JSON: a hole of the disk is not decoded
+            continue
+        try:
+            document = json.loads(text)
+        except (ValueError, RecursionError):
+            continue
+        template = document.get("chat_template") if isinstance(document, dict) else None
+        if isinstance(template, str):
+            yield template
+        elif isinstance(template, list):  # transformers' form for several named templates
+            yield from (str(item.get("template")) for item in template if isinstance(item, dict))
+
+
 """Documents that may have a chat template in them."""
 _MODEL = re.compile(r'"model"\s*:\s*\{\s*"type"\s*:\s*("[^"\\]*")')
 _WHITESPACE = r"\s+(?!\S)|\s+"

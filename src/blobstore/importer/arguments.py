@@ -92,6 +92,13 @@ class ImportArguments(TypedDict, total=False):
     target_bpw: Annotated[
         float | None, Option("The same limit as bits per weight, such as 4.25.", "BITS")
     ]
+    pure: Annotated[
+        bool,
+        Option(
+            "Give every matrix that can be quantized the asked type, token embeddings and the head "
+            "too, instead of Ollama's mix."
+        ),
+    ]
     requantize: Annotated[
         bool,
         Option("Dequantize weights that are quantized in the source, and quantize them again."),

@@ -9,7 +9,6 @@ fixtures/ollama-records.
 
 from __future__ import annotations
 
-import json
 import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -18,10 +17,10 @@ from dataclasses import replace
 from blobstore.errors import UnsupportedSourceError, quoted
 from blobstore.formats.checkpoint import (
     DRAFT_FOLDER,
-    TEMPLATE_DOCUMENTS,
     ParserFamily,
     SourceConfig,
     family_of,
+    templates_in,
 )
 from blobstore.formats.documents import REQUIRED_OLLAMA, Draft, ModelConfig
 from blobstore.formats.dtypes import DType
@@ -408,22 +407,8 @@ def _capabilities(
         yield "audio"
     if family is not None and family.tools:
         yield "tools"
-    tagged = any(tag in text for text in _templates(inventory) for tag in _THINK_TAGS)
+    tagged = any(
+        tag in text for text in templates_in(inventory.documents.get) for tag in _THINK_TAGS
+    )
     if (family is not None and family.thinking) or tagged:
         yield "thinking"
-
-
-def _templates(inventory: Inventory) -> Iterator[str]:
-    for name in TEMPLATE_DOCUMENTS:
-        text = inventory.documents.get(name, b"{}")
-        if b"\0" in text:  # not JSON: a hole of the disk is not decoded
-            continue
-        try:
-            document = json.loads(text)
-        except (ValueError, RecursionError):
-            continue
-        template = document.get("chat_template") if isinstance(document, dict) else None
-        if isinstance(template, str):
-            yield template
-        elif isinstance(template, list):  # transformers' form for several named templates
-            yield from (str(item.get("template")) for item in template if isinstance(item, dict))

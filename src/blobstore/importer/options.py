@@ -96,6 +96,7 @@ class ImportOptions:
     rules: tuple[Rule, ...] = ()
     decide: PolicyFunction | None = None
     target: SizeTarget | None = None
+    pure: bool = False
     requantize: bool = False
     dtype: DType | None = None
     profile: Profile = PROFILES["default"]
@@ -174,6 +175,7 @@ class ImportOptions:
             "importance": self.importance and str(self.importance.digest),
             "global_scale": self.global_scale,
             "rules": [str(rule) for rule in self.rules],
+            **({"pure": True} if self.pure else {}),
             "requantize": self.requantize,
             "dtype": self.dtype and self.dtype.value,
             "profile": self.profile.name,
@@ -188,6 +190,7 @@ class ImportOptions:
             group_size=words["group_size"],
             method=check_method(words["method"] or "minmax"),
             global_scale=bool(words["global_scale"]),
+            pure=bool(words.get("pure")),
             requantize=bool(words["requantize"]),
             dtype=_optional(DType.parse_float, words["dtype"]),
             profile=_profile(words["profile"] or "default"),
@@ -287,6 +290,16 @@ def _check(options: ImportOptions) -> None:
             options.requantize and not (quantizes or options.draft_type),
             "requantize needs a quantization type",
             example,
+        ),
+        (
+            options.pure and options.quant_type is None,
+            "pure needs a quantization type",
+            example,
+        ),
+        (
+            options.pure and options.target is not None,
+            "pure can't be used with a target, which chooses each tensor's type",
+            "Leave out one of the two.",
         ),
         (
             options.global_scale and QuantType.NVFP4 not in kinds,

@@ -6,6 +6,7 @@ Pure; plan.py makes them, writing.py carries them out.
 from __future__ import annotations
 
 import functools
+from collections import Counter
 from collections.abc import Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
@@ -29,6 +30,7 @@ from blobstore.source.files import KeptFile
 from blobstore.source.folders import SourceTensor
 from blobstore.source.inventory import Inventory
 from blobstore.source.weights import Form, SourceWeight
+from blobstore.store.stored import bytes_by_type
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -98,6 +100,11 @@ class OutputTensor:
     def __post_init__(self) -> None:
         arrays = StoredArrays.of(self.dtype, self.shape, self.quantization, self.global_scale)
         object.__setattr__(self, "stored", arrays)
+
+    @property
+    def type_name(self) -> str:
+        """The type that it gets, as people write it: ``int4/32``; and whether it is transposed."""
+        return f"{self.quantization or self.dtype}{' transposed' if self.transposed else ''}"
 
     @property
     def transposed(self) -> bool:
@@ -351,6 +358,11 @@ class ImportPlan:
     def parameters(self) -> int:
         """Number of weights of the model, before packing."""
         return sum(tensor.parameters for tensor in self.tensors)
+
+    @property
+    def type_bytes(self) -> Counter[str]:
+        """Bytes of tensors by type, whatever its groups."""
+        return bytes_by_type(self.tensors)
 
     @property
     def stored_bytes(self) -> int:

@@ -32,6 +32,7 @@ from blobstore.importer.roles import (
     ModelRoles,
     Roles,
     contains,
+    embeds_tokens,
     layer_of,
 )
 
@@ -66,6 +67,7 @@ class Policy:
         """Return the types to try in turn, of which the first one that fits the rows is taken.
 
         In general that is the asked type, or 8 bits for the head and the sensitive projections.
+        With ``pure`` it is the asked type for all of these, and for embeddings of tokens.
         `KEEP` comes with the reason, the end of a sentence that begins with the tensor's name: in
         general it is not a weight matrix, or an embedding, norm, gate or part of another modality's
         tower.
@@ -76,13 +78,17 @@ class Policy:
         )
         if types == KEEP:
             return KEEP, why
+        if self.options.pure and (types or self._embeds(name, shape)):
+            types = (self.asked,)
         if types is None and (role := self.roles.kept_as(name, shape)) is not None:
             return KEEP, f"is {role}"
         if (unfit := self._unfit(name, shape)) is not None:
             return KEEP, unfit
         if types is None:
-            base = self.asked.eight_bit if name.endswith(HEAD) else self.asked
-            promotes = self.options.fits(base, shape) and self._promotes(name, shape)
+            is_mixed = not self.options.pure
+            base = self.asked.eight_bit if is_mixed and name.endswith(HEAD) else self.asked
+            fits = self.options.fits(base, shape)
+            promotes = is_mixed and fits and self._promotes(name, shape)
             types = (base.eight_bit, base) if promotes else (base,)
         return types, ""
 
@@ -109,6 +115,10 @@ class Policy:
         if len(shape) < MATRIX:
             return "is not a matrix"
         return f"has {len(shape)} dimensions and is not known as a stack of experts"
+
+    def _embeds(self, name: str, shape: tuple[int, ...]) -> bool:
+        """Return True for a table of tokens that mlx-lm runs quantized: without a global scale."""
+        return embeds_tokens(name, shape) and not self.options.global_scale
 
     def _promotes(self, name: str, shape: tuple[int, ...]) -> bool:
         if not contains(name, SENSITIVE):

@@ -7,6 +7,7 @@ type than the model gets is refused first.
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, Unpack
@@ -104,7 +105,8 @@ def name_for(plan: ImportPlan, name: str | ModelName | None, *, force: bool) -> 
 class ImportResult:
     """What an import did.
 
-    ``created`` blobs are new to the store, ``reused`` ones it had already.
+    ``created`` blobs are new to the store, ``reused`` ones it had already. ``type_bytes``: bytes of
+    tensors by type.
     """
 
     KEYS = (
@@ -135,6 +137,8 @@ class ImportResult:
     stored_bytes: int
     new_bytes: int
     bits_per_weight: float
+    type_bytes: Counter[str]
+    options: ImportOptions
     seconds: float
     runs_in: tuple[Verdict, ...]
     coverage: Annotated[Coverage, "what is stored of the source"]
@@ -375,6 +379,8 @@ def publish_plan(
         stored_bytes=sum(sizes.values()),
         new_bytes=sum(sizes[digest] for digest in created),
         bits_per_weight=plan.bits_per_weight,
+        type_bytes=plan.type_bytes,
+        options=plan.options,
         seconds=time.monotonic() - started,
         runs_in=runs_in,
         coverage=plan.coverage,

@@ -25,7 +25,7 @@ from blobstore.formats.gguf import GgufHeader
 from blobstore.formats.safetensors.header import Header, TensorEntry, json_of
 from blobstore.source.packings import Packing, UnclearPackingError, read_packing
 from blobstore.source.producers import ASIDE, QUANT_STATE, REFUSED_METHODS, row_of
-from blobstore.store.stored import StoredTensor, stored_tensors
+from blobstore.store.stored import StoredTensor, bits_per_weight, stored_tensors
 
 
 @dataclass(frozen=True, slots=True)
@@ -357,8 +357,7 @@ class Inspection:
     @property
     def bits_per_weight(self) -> float | None:
         """Stored bits per weight, with scales and biases; None without weights."""
-        parameters = self.parameters
-        return 8 * self.nbytes / parameters if parameters else None
+        return bits_per_weight(self.nbytes, self.parameters)
 
     @property
     def quantizations(self) -> tuple[FoundQuantization, ...]:
@@ -422,7 +421,7 @@ class Branch:
     depth: int
     name: str
     alike: int
-    tensors: list[LogicalTensor]
+    tensors: list[Any]
     shape: tuple[int, ...] | None
 
 
@@ -431,15 +430,16 @@ class _Node:
     """A module, a tensor, or both. ``form`` is equal for nodes that are alike."""
 
     children: dict[str, _Node] = field(default_factory=dict)
-    own: list[LogicalTensor] = field(default_factory=list)
-    tensors: list[LogicalTensor] = field(default_factory=list)
+    own: list[Any] = field(default_factory=list)
+    tensors: list[Any] = field(default_factory=list)
     form: int = 0
 
 
-def tree_of(tensors: Iterable[LogicalTensor], depth: int | None = None) -> Iterator[Branch]:
+def tree_of(tensors: Iterable[Any], depth: int | None = None) -> Iterator[Branch]:
     """Yield the branches of a tree, each after its parent, in the order of the tensors.
 
-    ``depth``: how many levels; None for all.
+    A tensor is an object with ``name``, ``type_name`` and ``shape``. ``depth``: how many levels;
+    None for all.
     A module with only one child is shown with it on one line: ``model.layers``.
     """
     root = _Node()
@@ -456,7 +456,7 @@ def tree_of(tensors: Iterable[LogicalTensor], depth: int | None = None) -> Itera
 def _number_forms(node: _Node, forms: dict[tuple[object, ...], int]) -> None:
     for child in node.children.values():
         _number_forms(child, forms)
-    own = tuple((tensor.type_name, tensor.shape, tensor.nbytes) for tensor in node.own)
+    own = tuple((tensor.type_name, tensor.shape) for tensor in node.own)
     form = (own, *((name, node.children[name].form) for name in sorted(node.children)))
     node.form = forms.setdefault(form, len(forms))
 

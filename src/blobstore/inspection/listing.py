@@ -29,7 +29,7 @@ from blobstore.names import Digest, ModelName
 from blobstore.store.hints import Summary
 from blobstore.store.ports import Readable, unique
 from blobstore.store.references import is_plain, missing_blob
-from blobstore.store.stored import StoredTensor, weights_by_type
+from blobstore.store.stored import StoredTensor, bits_per_weight, weights_by_type
 from blobstore.store.stored_model import KnownForms, ModelOutline, StoredModel
 
 _QUANTIZED = frozenset(str(quant_type) for quant_type in QuantType)
@@ -50,6 +50,7 @@ class ListedModel:
         "modified",
         "quant_type",
         "parameters",
+        "bits_per_weight",
         "store?",
         "packed?=is_packed",
     )
@@ -59,6 +60,7 @@ class ListedModel:
     modified: Annotated[datetime | None, "RFC 3339"]
     size: Annotated[int, "bytes of its blobs, each counted once"]
     parameters: int
+    bits_per_weight: Annotated[float | None, "of tensor data; null without tensors"]
     quant_type: str
     is_packed: Annotated[bool, "true if it is packed"] = False
     store: Annotated[str | None, "its store, if there are lower stores"] = None
@@ -115,6 +117,7 @@ def describe(
         modified=store.manifests.modified_at(name),
         size=manifest.size,
         parameters=weights.total(),
+        bits_per_weight=bits_per_weight(sum(one.nbytes for _, one in tensors), weights.total()),
         quant_type=model_type(own, weights),
         architecture=facts.architecture,
         context_length=_integer(config or {}, "max_position_embeddings"),
@@ -218,6 +221,7 @@ class BrokenModel:
         "modified=_unknown",
         "quant_type=_unknown",
         "parameters=_unknown",
+        "bits_per_weight=_unknown",
         "error",
         "store?",
     )
@@ -309,6 +313,7 @@ def _list_models(
                     modified=modified,
                     size=summary.size,
                     parameters=summary.parameters,
+                    bits_per_weight=bits_per_weight(summary.tensor_bytes, summary.parameters),
                     quant_type=summary.quant_type,
                 )
             )
@@ -325,6 +330,7 @@ def _summary(store: Readable, raw: bytes, forms: KnownForms) -> Summary:
     return Summary(
         size=manifest.size,
         parameters=weights.total(),
+        tensor_bytes=sum(form.nbytes for form in outline.forms),
         quant_type=model_type(model.config, weights),
         is_plain=is_plain(raw),
     )

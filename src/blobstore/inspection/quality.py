@@ -252,6 +252,10 @@ class TensorQuality:
         return self.quant_type or self.dtype or ""
 
     @property
+    def parameters(self) -> int:
+        return math.prod(self.shape)
+
+    @property
     def quantized(self) -> bool:
         return self.quant_type is not None
 

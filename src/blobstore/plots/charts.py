@@ -23,9 +23,9 @@ from blobstore.plots.specification import (
     specification,
     tip_of,
 )
-from blobstore.plots.treemap import FIRST_NUMBER, LONGEST, WEIGHT, group_name, natural
+from blobstore.plots.treemap import FIRST_NUMBER, LONGEST, WEIGHT, group_name
 from blobstore.store.care.usage import ModelUsage
-from blobstore.views.quantities import count, counted, printable, size
+from blobstore.views.quantities import count, counted, natural, printable, size
 
 MOST_ROWS = 60
 _CELL = 18
@@ -101,7 +101,7 @@ def cells(tensors: Iterable[TensorError]) -> list[Cell]:
     rows = _worst_rows(by_place.values(), MOST_ROWS)
     return sorted(
         (cell for cell in by_place.values() if cell.row in rows),
-        key=lambda cell: (cell.column is None, natural([cell.row]), cell.column or 0),
+        key=lambda cell: (cell.column is None, natural(cell.row), cell.column or 0),
     )
 
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 from blobstore.plots.specification import (
@@ -22,11 +22,10 @@ from blobstore.plots.specification import (
     specification,
     tip_of,
 )
-from blobstore.views.quantities import counted, size
+from blobstore.views.quantities import counted, natural, size
 
 FIRST_NUMBER = re.compile(r"(?:^|(?<=\.))[0-9]{1,9}(?=\.|\Z)", re.ASCII)
 _NUMBER = re.compile(r"(?<=\.)[0-9]{1,9}(?=\.|$)", re.ASCII)
-_DIGITS = re.compile(r"([0-9]{1,18})", re.ASCII)
 WEIGHT = ".weight"
 LONGEST = 120
 MOST_RECTANGLES = 1500
@@ -60,14 +59,6 @@ def module_and_part(name: str) -> tuple[str, str]:
     return (module, last) if module else (name, "")
 
 
-def natural(place: Sequence[object]) -> list[list[tuple[int, str]]]:
-    """Return the key that sorts names as people do: layer 2 before layer 10."""
-    return [
-        [(int(word) if _DIGITS.fullmatch(word) else -1, word) for word in _DIGITS.split(str(part))]
-        for part in place
-    ]
-
-
 def group_name(name: str) -> str:
     """Return a name with a star for each part that is a number."""
     return _NUMBER.sub("*", name)
@@ -98,7 +89,7 @@ def rectangles(
             break
     else:
         sums = _sums((_ALL, "", kind, nbytes) for _, _, kind, nbytes in rows)
-    return sorted(sums, key=natural)
+    return sorted(sums, key=lambda place: [natural(str(part)) for part in place])
 
 
 def _sums(rows: Iterable[tuple[str, str, str, int]]) -> list[Rectangle]:

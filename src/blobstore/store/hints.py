@@ -135,14 +135,16 @@ class Summary:
 
     size: int
     parameters: int
+    tensor_bytes: int
     quant_type: str
     is_plain: bool
 
 
-_VERSION = 1
+_VERSION = 2
 """Increases when the same blobs get another summary."""
 _SUMMARY = re.compile(
-    rf"([0-9]{{1,18}}) ([0-9]{{1,24}}) ([01]) ([0-9A-Za-z_]{{0,32}}) {_VERSION}", re.ASCII
+    rf"([0-9]{{1,18}}) ([0-9]{{1,24}}) ([0-9]{{1,24}}) ([01]) ([0-9A-Za-z_]{{0,32}}) {_VERSION}",
+    re.ASCII,
 )
 
 
@@ -156,16 +158,18 @@ class SummaryHints:
         summaries = {}
         for key, text in self._file.read().items():
             if match := _SUMMARY.fullmatch(text):
-                size, parameters, plain, kind = match.groups()
-                summaries[key] = Summary(int(size), int(parameters), kind, plain == "1")
+                size, parameters, nbytes, plain, kind = match.groups()
+                numbers = int(size), int(parameters), int(nbytes)
+                summaries[key] = Summary(*numbers, kind, plain == "1")
         return summaries
 
     def add(self, summaries: Mapping[str, Summary]) -> None:
-        texts = (
-            (key, f"{one.size} {one.parameters} {one.is_plain:d} {one.quant_type} {_VERSION}")
+        texts = {
+            key: f"{one.size} {one.parameters} {one.tensor_bytes} {one.is_plain:d} {one.quant_type}"
             for key, one in summaries.items()
-        )
-        self._file.add(pair for pair in texts if _SUMMARY.fullmatch(pair[1]))
+        }
+        lines = ((key, f"{text} {_VERSION}") for key, text in texts.items())
+        self._file.add(line for line in lines if _SUMMARY.fullmatch(line[1]))
 
     def keep(self, keys: AbstractSet[str]) -> None:
         self._file.keep(lambda key, _text: key in keys)

@@ -109,6 +109,19 @@ def weights_by_type(tensors: Iterable[Any]) -> Counter[str]:
     return weights
 
 
+def bytes_by_type(tensors: Iterable[Any]) -> Counter[str]:
+    """Return the bytes of objects with ``type_name`` and ``nbytes`` by type: int4, BF16."""
+    sizes: Counter[str] = Counter()
+    for tensor in tensors:
+        sizes[tensor.type_name.partition("/")[0]] += tensor.nbytes
+    return sizes
+
+
+def bits_per_weight(nbytes: int, parameters: int) -> float | None:
+    """Return the bits of tensor data per weight, with scales and biases; None without weights."""
+    return 8 * nbytes / parameters if parameters else None
+
+
 class UnclearTypeError(CorruptDataError):
     """A tensor's arrays are whole, but its metadata name another type, or none where two fit.
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 
+_DIGITS = re.compile(r"([0-9]{1,18})")
 UNITS = ("B", "KB", "MB", "GB", "TB")
 """Of sizes, each a thousand of the one before."""
 
@@ -31,10 +33,33 @@ def count(number: int) -> str:
     return str(number)
 
 
+def bits(number: float | None) -> str:
+    """Return bits per weight as people write them: ``8.60``; nothing for None."""
+    return "" if number is None else f"{number:.2f}"
+
+
+def natural(name: str) -> list[tuple[int, str]]:
+    """Return the key that sorts names as people do: layer 2 before layer 10."""
+    words = _DIGITS.split(name)
+    return [(int(word) if index % 2 else -1, word) for index, word in enumerate(words)]
+
+
+def _largest_first(numbers: Mapping[str, int]) -> list[tuple[str, int]]:
+    return sorted(numbers.items(), key=lambda item: (-item[1], item[0]))
+
+
 def counts(numbers: Mapping[str, int]) -> str:
     """Return numbers of parameters by kind, the largest first: ``int4 5.25M, BF16 1.2K``."""
-    ordered = sorted(numbers.items(), key=lambda item: (-item[1], item[0]))
-    return ", ".join(f"{kind} {count(number)}" for kind, number in ordered if number)
+    return ", ".join(
+        f"{kind} {count(number)}" for kind, number in _largest_first(numbers) if number
+    )
+
+
+def shares(numbers: Mapping[str, int]) -> str:
+    """Return the shares of numbers by kind, from half a percent on: ``int8 43%, BF16 15%``."""
+    total = sum(numbers.values())
+    ordered = [item for item in _largest_first(numbers) if item[1] >= total / 200]
+    return ", ".join(f"{kind} {number / max(1, total):.0%}" for kind, number in ordered)
 
 
 def counted(number: int, noun: str) -> str:

@@ -25,6 +25,7 @@ from blobstore.errors import (
     UsageError,
     quoted,
 )
+from blobstore.export.texts import PARTS, file_of, text_of
 from blobstore.formats.documents import Manifest
 from blobstore.inspection.comparison import ModelDiff, diff_models
 from blobstore.inspection.listing import BrokenModel, ListedModel, describe, list_models
@@ -52,6 +53,9 @@ OPENAPI = "/api/openapi.json"
 _OPENED = 4
 """Models whose answers are kept. Those of one with 50,000 tensors take 4 MB."""
 _FIELDS = 64
+JSON, _TEXT = "application/json", "text/plain; charset=utf-8"
+_IN_MODEL = ("tensor", "file")
+"""Parameters that name something of the model."""
 _MOST_MODELS = 60
 
 
@@ -205,17 +209,19 @@ class ApiRoute:
     answer: Callable[..., Any]
     takes: Sequence[str] = ()
     most: int = 1
+    content_type: str = JSON
     is_slow: bool = False
 
     def body(self, served: Served, query: bytes) -> bytes:
-        """Return the answer as JSON.
+        """Return the answer, as JSON or the text that it is.
 
         Raises: UsageError for a parameter that is missing, unknown, or given too often, and for
         text that is not UTF-8; as the library.
         """
         given = self._parse(query)
-        names = [name for key in self.takes if key != "tensor" for name in given[key]]
-        document = self.answer(served, *map(served.find, names), *given.get("tensor", ()))
+        names = [name for key in self.takes if key not in _IN_MODEL for name in given[key]]
+        within = [name for key in _IN_MODEL for name in given.get(key, ())]
+        document = self.answer(served, *map(served.find, names), *within)
         return document if isinstance(document, bytes) else in_json(document)
 
     def _parse(self, query: bytes) -> dict[str, list[str]]:
@@ -243,6 +249,20 @@ def _models(served: Served) -> list[Any]:
         if "error" in model:
             model["error"] = served.without_folders(model["error"].message)
     return models
+
+
+def _text(_served: Served, model: ServedModel, name: str) -> bytes:
+    """Return a file of a model, or a part of `PARTS`. Raises: UnsupportedSourceError if binary."""
+    stored = model.stored()
+    is_part = name in PARTS and stored.manifest.file(name) is None
+    with model.holder.lease():
+        data = text_of(stored, name) if is_part else file_of(stored, name)
+    try:
+        data.decode()
+    except UnicodeDecodeError as error:
+        hint = f"blobstore show {model.name} --file {name} > FILE writes it to a file."
+        raise UnsupportedSourceError(f"{quoted(name)} is not text", hint=hint) from error
+    return data
 
 
 def _usage(served: Served) -> Usage:
@@ -321,6 +341,14 @@ ROUTES: tuple[ApiRoute, ...] = (
         ("a", "b"),
         is_slow=True,
     ),
+    ApiRoute(
+        "/api/file",
+        "A text that a model holds, as it is stored.",
+        str,
+        _text,
+        ("model", "file"),
+        content_type=_TEXT,
+    ),
     ApiRoute("/api/usage", "Sizes of blobs.", Usage, _usage),
     ApiRoute(
         "/api/damage",
@@ -362,6 +390,7 @@ _PARAMETERS = {
     "name": "the name of a stored model",
     "model": "the name of a stored model",
     "tensor": "the name of a tensor of the model",
+    "file": "the name of one of its files, or template, system, license, params, modelfile",
     "a": "the name of a stored model",
     "b": "the stored model to compare it with",
 }
@@ -393,7 +422,10 @@ def openapi() -> dict[str, Any]:
                 "operationId": route.path[len("/api/") :].removesuffix(".json").replace("/", "_"),
                 "summary": route.what,
                 "parameters": [_parameter(name, route.most) for name in route.takes],
-                "responses": {"200": _content("The answer.", schema), **problems},
+                "responses": {
+                    "200": _content("The answer.", schema, route.content_type),
+                    **problems,
+                },
             }
         }
     return {
@@ -421,5 +453,5 @@ def _parameter(name: str, most: int) -> dict[str, Any]:
     }
 
 
-def _content(description: str, schema: dict[str, Any]) -> dict[str, Any]:
-    return {"description": description, "content": {"application/json": {"schema": schema}}}
+def _content(description: str, schema: dict[str, Any], content_type: str = JSON) -> dict[str, Any]:
+    return {"description": description, "content": {content_type: {"schema": schema}}}

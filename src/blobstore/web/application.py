@@ -41,6 +41,7 @@ from blobstore.errors import (
     BusyError,
     InvalidDigestError,
     InvalidNameError,
+    MissingFileError,
     ModelNotFoundError,
     RemoteError,
     StorageError,
@@ -86,6 +87,7 @@ _STATUSES: Mapping[type, int] = {
     AmbiguousNameError: NOT_FOUND,
     ModelNotFoundError: NOT_FOUND,
     TensorNotFoundError: NOT_FOUND,
+    MissingFileError: NOT_FOUND,
     UsageError: BAD_REQUEST,
     BusyError: BUSY,
     StorageError: FAILED,
@@ -223,7 +225,7 @@ def _api(route: ApiRoute, served: Served, threads: CapacityLimiter) -> _Handler:
             status = next(_STATUSES[kind] for kind in type(error).mro() if kind in _STATUSES)
             hint = None if error.hint is None else served.without_folders(error.hint)
             return problem(status, served.without_folders(error.message), hint)
-        return with_tag(body, _JSON, request)
+        return with_tag(body, route.content_type, request)
 
     async def handle(request: Request) -> Response:
         return await anyio.to_thread.run_sync(made, request, limiter=threads)

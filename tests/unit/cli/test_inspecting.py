@@ -6,8 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from support.checkpoints import raw_safetensors
-from support.commands import Cli
+from support.checkpoints import normal, raw_safetensors, write_checkpoint
+from support.commands import Cli, table
 from support.sparse import header
 
 HOSTILE = {
@@ -33,6 +33,27 @@ def test_hostile_names_are_escaped_and_cut_and_exact_in_json(cli: Cli, tmp_path:
     assert "[bold]" in text
     assert max(map(len, text.splitlines())) < 600
     assert cli.json("inspect", path)["header"] == entries
+
+
+def test_tensors_are_in_number_order_and_alike_modules_together(cli: Cli, tmp_path: Path) -> None:
+    shapes = {f"h.{layer}.w.weight": (64, 64) for layer in (10, 9, 11)}
+    source = write_checkpoint(
+        tmp_path / "m", {name: normal(name, *shapes[name]) for name in shapes}
+    )
+    cli.text("import", source, "m", "--quant", "int4")
+    names = [f"h.{layer}.w.weight" for layer in (9, 10, 11)]
+    quality = ("quality", "m", "--against", source)
+    every = ("show", "m"), ("plan", source, "--quant", "int4"), quality, ("inspect", source)
+    for command in every:
+        rows = [row[0] for row in table(cli.text(*command, "--tensors")) if row[0] in names]
+        assert rows == names
+    for command in every[1:3]:
+        assert "9-11.w.weight (3 alike)" in cli.text(*command)
+    (first, *_) = cli.json(*quality)["tensors"]
+    assert [row[0] for row in table(cli.text(*quality, "--top", 1)) if row[0] in names] == [
+        first["name"]
+    ]
+    assert cli.json("show", "m")["bits_per_weight"] == cli.json("list")[0]["bits_per_weight"] == 5.0
 
 
 def inlined(page: Path) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 from shutil import rmtree
@@ -37,6 +38,30 @@ def test_a_list_is_sorted_by_time_name_or_size(cli: Cli) -> None:
     (row,) = (row for row in table(cli.text("list")) if row[0] == "broken:latest")
     assert row[1] == "broken"
     assert row[2].startswith("the manifest: not valid JSON: ")
+
+
+def test_show_prints_what_a_model_holds(cli: Cli, source: Path) -> None:
+    template, made = "{{ .Prompt }}", json.dumps({"chat_template": "{{ messages }}"})
+    files = {"LICENSE": "MIT", "tokenizer_config.json": made, "generation_config.json": "{}"}
+    for name, text in files.items():
+        (source / name).write_text(text)
+    cli.text("import", source, "hub")
+    words = ("--template", template, "--license", "A", "--license", "B", "--param", "stop=x")
+    cli.text("import", source, "ollama", *words, "--param", "stop=y")
+    for name, part, text in (
+        ("hub", "--template", "{{ messages }}"),
+        ("hub", "--license", "MIT"),
+        ("hub", "--params", "{}"),
+        ("hub", "--modelfile", "FROM hub:latest\n"),
+        ("hub", "--file=tokenizer_config.json", made),
+        ("ollama", "--template", template),
+        ("ollama", "--license", "A\nB"),
+        ("ollama", "--parameters", "stop x\nstop y\n"),
+    ):
+        assert cli.text("show", name, part) == text
+    assert "template, license, params, config" in cli.refused("show", "ollama", "--system", code=1)
+    assert "has no file 'README.md'" in cli.refused("show", "hub", "--file", "README.md", code=1)
+    assert "one text at a time" in cli.refused("show", "hub", "--license", "--system")
 
 
 def test_rm(cli: Cli) -> None:

@@ -12,7 +12,7 @@ from support.stores import commit_model
 
 import blobstore
 from blobstore.errors import UnsupportedSourceError
-from blobstore.export.contents import modelfile
+from blobstore.export.texts import modelfile
 from blobstore.formats.documents import (
     JSON_MEDIA_TYPE,
     LICENSE_MEDIA_TYPE,

@@ -80,6 +80,7 @@ def damage(path: Path) -> None:
         {"quant": "mxfp8", "rules": ["lm_head*=int8/32"], "alignment": 4096, "experts": "stacked"},
         {"target_bpw": 7.0},
         {"quant": "int4", "profile": "ollama"},
+        {"quant": "int4", "pure": True},
     ],
     ids=str,
 )

@@ -35,7 +35,8 @@ def test_broken_models_have_nulls_and_a_reason() -> None:
 
 def test_moments_are_whole_seconds() -> None:
     moment = datetime(2026, 1, 2, 3, 4, 5, 678, tzinfo=UTC)
-    listed = {"id": DIGEST, "size": 1, "parameters": 1, "quant_type": "int4", "store": "/there"}
+    listed = {"id": DIGEST, "size": 1, "parameters": 1, "quant_type": "int4"}
+    listed |= {"bits_per_weight": 8.5, "store": "/there"}
     document = document_of(ListedModel(name=NAME, modified=moment, **listed))  # type: ignore[arg-type]
     assert document["modified"] == "2026-01-02T03:04:05Z"
     assert list(document)[-1] == "store"  # and not whether it is packed

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import shutil
+from pathlib import Path
 from urllib.parse import quote
 
 import pytest
 from support import PYCODE
+from support.checkpoints import write_checkpoint
 from support.stores import manifest_path
 from support.web_client import Client
 
@@ -121,6 +123,21 @@ def test_a_packed_model_is_shown_and_its_values_are_not_read(store: Store, model
     assert (reply.status, reply.json["hint"]) == (409, f"blobstore unpack {model} restores it.")
 
 
+def test_files_of_a_model_are_text_and_never_a_page(store: Store, tmp_path: Path) -> None:
+    source = write_checkpoint(tmp_path / "source")
+    (source / "README.md").write_text(card := "# <script>alert(1)</script> \u00e9")
+    (source / "ids.npy").write_bytes(b"\xff\xfe")
+    blobstore.import_model(source, "m", store=store, system="Be kind.")
+    client = Client(application(store, Hosts("127.0.0.1")))
+    for name, text in {"README.md": card, "system": "Be kind."}.items():
+        reply = client.get(f"/api/file?model=m&file={name}")
+        assert (reply.status, reply.body.decode()) == (200, text)
+        assert reply.headers["content-type"] == "text/plain; charset=utf-8"
+        assert reply.headers["x-content-type-options"] == "nosniff"
+    for name, status in {"ids.npy": 409, "nothing": 404, "../config.json": 404}.items():
+        assert client.get(f"/api/file?model=m&file={name}").status == status
+
+
 def test_the_document_of_the_api_has_each_route_and_its_answer(client: Client) -> None:
     document = client.get("/api/openapi.json").json
     assert document["openapi"] == "3.1.0"
@@ -129,7 +146,7 @@ def test_the_document_of_the_api_has_each_route_and_its_answer(client: Client) -
         operation = document["paths"][route.path]["get"]
         named = {one["name"]: one["required"] for one in operation["parameters"]}
         assert named == dict.fromkeys(route.takes, True)
-        schema = operation["responses"]["200"]["content"]["application/json"]["schema"]
+        schema = operation["responses"]["200"]["content"][route.content_type]["schema"]
         definitions = document["components"]["schemas"]
         assert schema == schema_of(route.kind, definitions, "#/components/schemas/")
 

@@ -34,6 +34,8 @@ def source(tmp_path: Path) -> Path:
         ({"rules": "*=int4"}, "rules"),
         ({"alignment": 2**26}, "power of two"),
         ({"requantize": True}, "quantization type"),
+        ({"pure": True}, "quantization type"),
+        ({"pure": True, "quant": "int4", "target_bpw": 5.0}, "target"),
         ({"importance": {UP: ONES}, "quant": "int4"}, "method search"),
         ({"global_scale": True, "quant": "mxfp4"}, "nvfp4"),
     ],

@@ -94,6 +94,19 @@ def test_a_tensors_type_by_its_name(asked: str) -> None:
     assert {name: type_of(name, asked=asked) for name in wanted} == wanted
 
 
+@pytest.mark.parametrize("asked", QUANT_TYPES)
+def test_pure_is_one_type_for_all_that_can_have_it(asked: str) -> None:
+    """A table of tokens, too, except one with a global scale, which mlx-lm does not run."""
+    pure = policy_of(asked, {"architectures": ["Gemma4ForCausalLM"]}, pure=True)
+    names = (KEPT[0], *ORDINARY, *SENSITIVE, *SENSITIVE_EXPERTS)
+    types = {str(pure.quantization(name, (128, 128))) for name in names}
+    assert types == {f"{asked}/{GROUPS[asked]}"}
+    assert {pure.quantization(name, (128, 128)) for name in KEPT[1:]} == {None}
+    assert pure.quantization(HEAD, (128, 24)) is None
+    scaled = policy_of("nvfp4", {}, pure=True, global_scale=True)
+    assert scaled.quantization(KEPT[0], (128, 128)) is None
+
+
 @pytest.mark.parametrize(
     ("asked", "profile", "cols", "up", "down", "head"),
     [

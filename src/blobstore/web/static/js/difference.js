@@ -1,6 +1,7 @@
 /** How one model differs from another: `diff`. */
 
 import { el, isolated, modelLink, visible } from "./dom.js";
+import { counting } from "./search.js";
 import { facts, table, twin } from "./table.js";
 import { typed } from "./tensors.js";
 import { counted, shape, size, whole } from "./units.js";
@@ -53,7 +54,7 @@ function changedTable(changes) {
     { title: "Size in A", number: true },
     { title: "Size in B", number: true },
   ];
-  const rows = changes.slice(0, MOST).map(({ name, before, after }) => [
+  const rows = ordered(changes).map(({ name, before, after }) => [
     tensor(name),
     typed(before.type),
     typed(after.type),
@@ -68,11 +69,14 @@ function changedTable(changes) {
 
 function onlyTable(title, tensors) {
   const heads = [{ title: "Tensor" }, { title: "Type" }, { title: "Shape" }, { title: "Size", number: true }];
-  const rows = tensors
-    .slice(0, MOST)
+  const rows = ordered(tensors)
     .map((one) => [tensor(one.name), typed(one.type), shape(one.shape), size(one.bytes)]);
   return cut(table(title, heads, rows), tensors.length);
 }
+
+/** Return the first rows in the order of their names, with layer 2 before layer 10. */
+const ordered = (tensors) =>
+  [...tensors].sort((a, b) => (counting(a.name) < counting(b.name) ? -1 : 1)).slice(0, MOST);
 
 function cut(shown, number) {
   if (number > MOST) shown.append(el("p", { class: "nothing" }, `and ${whole(number - MOST)} more`));

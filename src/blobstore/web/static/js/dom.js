@@ -57,6 +57,10 @@ export function isolated(text, className) {
 export const modelLink = (name) =>
   inlined ? isolated(name) : el("a", { href: address("/model", { name }) }, isolated(name));
 
+/** Return a link to a file of a model as text, or the name alone in a file. */
+export const fileLink = (model, file, text = file) =>
+  inlined ? isolated(text) : el("a", { href: address("/api/file", { model, file }) }, isolated(text));
+
 /** Return a section with a heading, and the place of its content. */
 export function section(title) {
   const body = el("div");

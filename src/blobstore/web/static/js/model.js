@@ -2,7 +2,7 @@
 
 import { address, choose, query } from "./address.js";
 import { ask, inlined } from "./api.js";
-import { byId, el, isolated, visible } from "./dom.js";
+import { byId, el, fileLink, isolated, visible } from "./dom.js";
 import { failure, fill, missing, once } from "./loading.js";
 import { onBack, titled } from "./page.js";
 import { showPlot } from "./plot.js";
@@ -26,16 +26,21 @@ function show() {
   fill(byId("summary"), () => ask("model", { name }), (model) => {
     byId("parts").hidden = false;
     byId("summary").append(summary(model));
-    if (!inlined) showLinks();
+    if (!inlined) showLinks(model);
     fill(byId("weights"), columns, (found) => byId("weights").append(weights(tensorsOf(found))));
     showParts(columns);
   });
 }
 
-function showLinks() {
+function showLinks({ documents }) {
   byId("crumbs").append(el("a", { href: "/" }, "Models"));
   const compare = address("/compare", { model: name });
-  byId("others").append(el("a", { class: "button", href: compare }, "Compare with …"));
+  const cards = documents.filter((layer) => layer.name === "README.md");
+  byId("others").append(
+    ...cards.map((card) => fileLink(name, card.name, "Model card")),
+    " ",
+    el("a", { class: "button", href: compare }, "Compare with …"),
+  );
 }
 
 function showParts(columns) {

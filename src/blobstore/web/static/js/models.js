@@ -6,12 +6,13 @@ import { byId, el, isolated, modelLink, visible } from "./dom.js";
 import { fill, missing } from "./loading.js";
 import { SearchedGrid } from "./search.js";
 import { typed } from "./tensors.js";
-import { age, count, counted, short, size, whole } from "./units.js";
+import { age, bits, count, counted, short, size, whole } from "./units.js";
 
 const ORDERS = {
   name: (model) => model.name,
   size: (model) => model.size,
   type: (model) => model.quant_type,
+  bits: (model) => model.bits_per_weight,
   parameters: (model) => model.parameters,
   modified: (model) => (model.modified === null ? null : Date.parse(model.modified)),
 };
@@ -95,6 +96,7 @@ const TABLE = {
       cell: (model) =>
         model.error ? el("span", { class: "badge bad" }, "broken") : typed(model.quant_type ?? ""),
     },
+    { key: "bits", title: "Bits", cell: (model) => bits(model.bits_per_weight) },
     {
       key: "parameters",
       title: "Parameters",

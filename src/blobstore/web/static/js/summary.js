@@ -1,8 +1,8 @@
 /** The head of a model's page. */
 
-import { el, isolated, visible } from "./dom.js";
+import { el, fileLink, isolated, visible } from "./dom.js";
 import { facts, table, twin } from "./table.js";
-import { count, percent, size, whole } from "./units.js";
+import { bits, count, percent, size, whole } from "./units.js";
 import { shares, typeClass, typed } from "./tensors.js";
 
 /** Return what `/api/model` says of a model. */
@@ -29,6 +29,7 @@ export function summary(model) {
 function described(model) {
   const numbers = facts([
     ["Parameters", whole(model.parameters)],
+    ["Bits per weight", bits(model.bits_per_weight)],
     ["Context length", model.context_length && whole(model.context_length)],
     ["Embedding length", model.embedding_length && whole(model.embedding_length)],
     ["Manifest layers", whole(model.layers)],
@@ -37,13 +38,17 @@ function described(model) {
     ["State", model.packed ? "packed" : null],
   ]);
   const id = facts([["ID", el("code", {}, visible(model.id))]]);
-  const layers = twin(`Layers without tensors: ${whole(model.documents.length)}`, () => layersTable(model.documents));
+  const layers = twin(`Layers without tensors: ${whole(model.documents.length)}`, () => layersTable(model));
   return [numbers, id, el("ul", { class: "runs" }, model.runs_in.map(verdict)), layers];
 }
 
-function layersTable(layers) {
+function layersTable({ name: model, documents }) {
   const heads = [{ title: "Name" }, { title: "Kind" }, { title: "Size", number: true }];
-  const rows = layers.map(({ kind, name, size: nbytes }) => [isolated(name ?? ""), visible(kind), size(nbytes)]);
+  const rows = documents.map(({ kind, name, size: nbytes }) => [
+    fileLink(model, name ?? kind),
+    visible(kind),
+    size(nbytes),
+  ]);
   return table("Layers without tensors", heads, rows);
 }
 

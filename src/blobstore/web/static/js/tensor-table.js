@@ -17,7 +17,7 @@ export function tensorTable(place, tensors, { isChosen, onChoose }) {
     className: "tensors-grid",
     columns: columns(onChoose),
     orders: ORDERS,
-    first: { key: "", descending: false }, // as they are stored
+    first: { key: "name", descending: false },
     ascending: ["name", "type"],
     searched: (tensor) => tensor.searched,
     isShown: (tensor) => {

@@ -21,7 +21,6 @@ export function tensorsOf({ names, types, shapes, sizes }) {
 }
 
 export const ORDERS = {
-  "": () => 0,
   name: (tensor) => counting(tensor.name),
   type: (tensor) => tensor.type,
   parameters: (tensor) => tensor.parameters,

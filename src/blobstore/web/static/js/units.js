@@ -35,6 +35,9 @@ export function count(number) {
   return String(number);
 }
 
+/** Return bits per weight: `8.60`; nothing for null. */
+export const bits = (number) => (number === null ? "" : number.toFixed(2));
+
 /** Return the first 12 digits of a digest. */
 export const short = (digest) => digest.replace(/^sha256:/, "").slice(0, 12);
 
