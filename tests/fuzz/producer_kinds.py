@@ -48,6 +48,7 @@ def four_bits(module: Module) -> Values:
     check_method(module, "load_in_8bit")
     raw, codes = module.take(_STATE + kinds[0], U8), module.take(".weight")
     try:
+        outer_size: Any
         state: dict[str, Any] = json.loads(raw.tobytes())
         count, size = math.prod(state["shape"]), state["blocksize"]
         dtype, outer_size = _DTYPES[state["dtype"]], state.get("nested_blocksize")
@@ -119,6 +120,12 @@ _KNOWN = {
 }
 
 
+_PEFT_ENDS: tuple[str, ...] = (
+    *(".lora_A.weight", ".lora_B.weight", ".lora_embedding_A", ".lora_embedding_B"),
+    ".lora_magnitude_vector",
+)
+
+
 def adapted(
     base: dict[str, Values], tensors: Tensors, said: Mapping[str, Any]
 ) -> dict[str, Values]:
@@ -130,8 +137,7 @@ def adapted(
         need(not any(said[key] for key in said.keys() - _KNOWN - _IGNORED), "unknown settings")
         need(said.get("init_lora_weights") not in ("pissa", "loftq"), "another base")
         kind = "dora" if said.get("use_dora") else "lora"
-    ends = (".lora_A.weight", ".lora_B.weight", ".lora_embedding_A", ".lora_embedding_B")
-    ends = (*ends, ".lora_magnitude_vector") if is_peft else (".lora_a", ".lora_b", ".m")
+    ends = _PEFT_ENDS if is_peft else (".lora_a", ".lora_b", ".m")
     result, modules = dict(base), defaultdict[str, Tensors](dict)
     for name, array in tensors.items():
         own = name.removeprefix(_PREFIX)
@@ -156,9 +162,10 @@ def adapted(
             if re.sub(r"\.experts\.\d+\.", ".switch_mlp.", one) == name
         ]
         places = stack if stack and name not in result else [found(result, name)]
-        rank, scale = (
-            scale_of(module, given) if is_peft else (given.get("rank"), given.get("scale"))
-        )
+        rank: Any = given.get("rank")
+        scale: Any = given.get("scale")
+        if is_peft:
+            rank, scale = scale_of(module, given)
         need(is_count(rank) and isinstance(scale, int | float), f"rank {rank}, scale {scale}")
         shape = (*([len(stack)] if places is stack else []), *result[places[0]].exact.shape)
         change, terms = product(parts, shape, rank, said)
@@ -251,6 +258,7 @@ def torch_read(path: Path) -> Tensors:
 def _as_array(tensor: torch.Tensor) -> Array:
     name = str(tensor.dtype).removeprefix("torch.")
     kind = np.dtype(getattr(ml_dtypes, name, None) or name)
-    return (
-        tensor.contiguous().reshape(-1).view(torch.uint8).numpy().view(kind).reshape(tensor.shape)
-    )
+    if not tensor.numel():
+        return np.empty(tensor.shape, kind)
+    array: Array = tensor.contiguous().reshape(-1).view(torch.uint8).numpy().view(kind)
+    return array.reshape(tensor.shape)
