@@ -115,8 +115,7 @@ def parse_request(raw: bytes, path: str, names: Sequence[str]) -> dict[str, Any]
     _check_values(given)
     if "stop" in given:
         given["stop"] = list(read_field("stop", given["stop"]))
-        if len(given["stop"]) > _MAX_STOPS:
-            raise UsageError(f"stop has {len(given['stop'])} texts, at most {_MAX_STOPS}")
+        checked_number("the number of stop texts", len(given["stop"]), int, 0, _MAX_STOPS)
     prompts: list[Any] = [None]
     if path == CHAT:
         given["messages"] = _messages(given.get("messages"))
@@ -126,8 +125,7 @@ def parse_request(raw: bytes, path: str, names: Sequence[str]) -> dict[str, Any]
     else:
         prompts = given["prompts"] = _prompts(given.get("prompt"))
     count = len(prompts) * given.get("n", 1)
-    if count > _MAX_ANSWERS:
-        raise UsageError(f"the request asks for {count:,} answers, at most {_MAX_ANSWERS}")
+    checked_number("the number of answers", count, int, 1, _MAX_ANSWERS)
     schema, functions = _answer_schema(given), _functions(given)
     choice = given.get("tool_choice", "auto")
     return {
@@ -164,26 +162,19 @@ def complete_request(given: Mapping[str, Any], path: str, served: ChatModel) -> 
         texts = [one["content"] for one in document["messages"]]
     else:
         texts = document["prompts"]
-        tokens = (token for prompt in texts if isinstance(prompt, list) for token in prompt)
-        if not all(0 <= token < served.vocabulary for token in tokens):
-            raise UsageError(
-                f"prompt contains a token that is not from 0 to {served.vocabulary - 1}"
-            )
+        for token in (token for prompt in texts if isinstance(prompt, list) for token in prompt):
+            checked_number("a token of prompt", token, int, 0, served.vocabulary - 1)
     served.sampling.check_characters(sum(map(len, texts)))
     return document
 
 
 def _prompts(prompt: Any) -> list[Any]:
-    """Return the prompts of a request, each a text or a list of tokens."""
-    prompts = [prompt] if _is_prompt(prompt) else prompt
-    if not (isinstance(prompts, list) and prompts and all(map(_is_prompt, prompts))):
+    """Return the prompts of a request, each a text or a list of what should be tokens."""
+    are_several = isinstance(prompt, list) and any(isinstance(one, str | list) for one in prompt)
+    prompts = prompt if are_several else [prompt]
+    if not all(isinstance(one, str | list) and one for one in prompts):
         raise UsageError("prompt is missing, or is not a text, tokens, or a list of these")
     return prompts
-
-
-def _is_prompt(prompt: Any) -> bool:
-    is_tokens = isinstance(prompt, list) and all(type(token) is int for token in prompt)
-    return bool(prompt) and (isinstance(prompt, str) or is_tokens)
 
 
 def _answer_schema(given: Mapping[str, Any]) -> Mapping[str, Any] | None:

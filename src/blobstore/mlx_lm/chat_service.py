@@ -15,7 +15,6 @@ Only `cli` imports this module, inside a function: mlx-lm is loaded with it.
 from __future__ import annotations
 
 import logging
-import sys
 import time
 import uuid
 from collections import Counter, OrderedDict, defaultdict
@@ -298,12 +297,11 @@ class ChatService:
         self, sizes: Mapping[str, int], load: Callable[[str], LoadedModel], memory: int
     ) -> None:
         self._sizes = sizes
-        self._names = list(sizes)
         self._load = load
         self._memory = memory
         self._created = int(time.time())
         self._loaded: OrderedDict[str, LoadedModel] = OrderedDict()
-        self._use(self._names[0])
+        self._use(next(iter(sizes)))
         self._answers: dict[int, ChatAnswer] = {}
         self._jobs: SimpleQueue[tuple[Job, int] | None] = SimpleQueue()
         self._next: tuple[Job, int] | None = None
@@ -334,12 +332,12 @@ class ChatService:
         """
         head = {"object": "model", "created": self._created, "owned_by": "blobstore"}
         if name is not None:
-            return {"id": find_model(name, self._names), **head}
-        return {"object": "list", "data": [{"id": one, **head} for one in self._names]}
+            return {"id": find_model(name, [*self._sizes]), **head}
+        return {"object": "list", "data": [{"id": one, **head} for one in self._sizes]}
 
     def submit(self, path: str, body: bytes, put: Callable[[Event], None]) -> Job:
         """Begin to answer a request to ``path``, CHAT or TEXT. Raises: as `parse_request`."""
-        job = Job(path, parse_request(body, path, self._names), put)
+        job = Job(path, parse_request(body, path, [*self._sizes]), put)
         for index in range(job.document["count"]):
             self._jobs.put((job, index))
         return job
@@ -377,9 +375,8 @@ class ChatService:
 
     def _is_alone(self, job: Job) -> bool:
         served = self._current.served
-        is_other = job.document["model"] != served.name
         has_seed = "seed" in job.document or served.sampling.seed is not None
-        return is_other or has_seed or not self._current.can_batch
+        return has_seed or job.document["model"] != served.name or not self._current.can_batch
 
     def _begin(self, job: Job, index: int) -> None:
         if job.is_stopped:
@@ -479,7 +476,7 @@ def load_service(
     *,
     store: Readable,
     note: Callable[[str], None],
-    memory: int = sys.maxsize,
+    memory: int = 2**63,
 ) -> ChatService:
     """Return the service of stored models, of which the first is loaded.
 

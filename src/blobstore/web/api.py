@@ -46,6 +46,7 @@ from blobstore.store.ports import Readable
 from blobstore.store.stored_model import ModelOutline, StoredModel
 from blobstore.views.documents import encoded, schema_of, to_json
 from blobstore.views.quality_records import KeptQuality, kept_quality
+from blobstore.views.quantities import count
 from blobstore.views.results import ModelAnswer, Problem, TensorColumns
 from blobstore.views.verify_records import KeptVerify, kept_verify
 
@@ -265,6 +266,30 @@ def _text(_served: Served, model: ServedModel, name: str) -> bytes:
     return data
 
 
+def _tags(served: Served) -> dict[str, Any]:
+    """Return the models that can be read, in the form of Ollama.
+
+    Source: ollama/ollama@0097ef5f api/types.go `ListModelResponse`.
+    """
+    models = [
+        {
+            "name": model["name"],
+            "model": model["name"],
+            "modified_at": model["modified"],
+            "size": model["size"],
+            "digest": model["id"].hex,
+            "details": {
+                "format": "safetensors",
+                "parameter_size": count(model["parameters"] or 0),
+                "quantization_level": model["quant_type"],
+            },
+        }
+        for model in map(encoded, list_models(served.home))
+        if "error" not in model
+    ]
+    return {"models": models}
+
+
 def _usage(served: Served) -> Usage:
     """Return what the blobs of the store take; lower stores are not counted."""
     served.require()
@@ -350,6 +375,13 @@ ROUTES: tuple[ApiRoute, ...] = (
         content_type=_TEXT,
     ),
     ApiRoute("/api/usage", "Sizes of blobs.", Usage, _usage),
+    ApiRoute("/api/tags", "All models, for Ollama's clients.", dict[str, Any], _tags),
+    ApiRoute(
+        "/api/version",
+        "The version of blobstore, for Ollama's clients.",
+        dict[str, Any],
+        lambda _: {"version": __version__},
+    ),
     ApiRoute(
         "/api/damage",
         "The last result of `blobstore verify` for the store.",

@@ -62,6 +62,7 @@ FAILED, BAD_GATEWAY, BUSY = 500, 502, 503
 METHODS = ("GET", "HEAD")
 REGISTRY = "/v2/"
 """Addresses whose refusals have the form of the registry protocol (distribution.py)."""
+_OLLAMA = "for Ollama's requests ask Ollama, for answers POST to /v1/ of serve --lm"
 CHAT = "/v1/"
 """Addresses of a model that answers, to which clients post (chat.py)."""
 MAX_HEAD = 16 * 2**10
@@ -173,7 +174,8 @@ class Guard:
             message = "the server was not started with this host name"
             return problem(MISDIRECTED, message, "Start it with --allowed-host HOST.")
         if scope["method"] not in METHODS and not scope["path"].startswith((REGISTRY, CHAT)):
-            refused = problem(METHOD_NOT_ALLOWED, "this server only reads: use GET or HEAD")
+            says = _OLLAMA if scope["path"].startswith("/api/") else "use GET or HEAD"
+            refused = problem(METHOD_NOT_ALLOWED, f"this server only reads: {says}")
             refused.headers["allow"] = ", ".join(METHODS)
             return refused
         nbytes = len(scope["query_string"]) + len(scope.get("raw_path") or b"")

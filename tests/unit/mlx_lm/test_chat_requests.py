@@ -137,7 +137,10 @@ REFUSED: dict[str, tuple[str, dict[str, Any]]] = {
     "top_k is '1.5'": (CHAT, {"top_k": 1.5}),
     "best_of '3' is not supported": (TEXT, {"best_of": 3}),
     "n is '129', expected": (CHAT, {"n": 129}),
-    "asks for 130 answers, at most 128": (TEXT, {"prompt": ["a", "b"], "n": 65}),
+    "answers is '130', expected a whole number from 1 to 128": (
+        TEXT,
+        {"prompt": ["a", "b"], "n": 65},
+    ),
     "response_format is .*, expected the type text": (CHAT, {"response_format": {"type": "x"}}),
     "json_schema with json_schema.schema": (CHAT, {"response_format": {"type": "json_schema"}}),
     "tool_choice is .*, expected none": (CHAT, {"tool_choice": "required"}),
@@ -153,8 +156,14 @@ REFUSED: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "prompt is missing": (TEXT, {"prompt": ""}),
     "prompt is missing, or": (TEXT, {"prompt": ["a", 1]}),
-    "or is not a text, tokens": (TEXT, {"prompt": [[True]]}),
-    "a token that is not from 0 to 99": (TEXT, {"prompt": [[5], [100]]}),
+    "a token of prompt is 'True'": (TEXT, {"prompt": [[True]]}),
+    "a token of prompt is '100', expected a whole number from 0 to 99": (
+        TEXT,
+        {"prompt": [[5], [100]]},
+    ),
+    "a token of prompt is 'None'": (TEXT, {"prompt": [None]}),
+    "is not a text, tokens, or a list": (TEXT, {"prompt": [[]]}),
+    "text, tokens, or a list of these": (TEXT, {"prompt": {}}),
 }
 
 

@@ -34,6 +34,16 @@ def test_the_list_has_all_models_and_says_what_is_broken(client: Client) -> None
     assert "is missing" in broken["error"]
 
 
+def test_clients_of_ollama_see_the_store(client: Client) -> None:
+    (small,) = client.get("/api/tags").json["models"]  # the broken one is left out
+    assert (small["name"], small["details"]["parameter_size"]) == ("small:int4", "320")
+    assert small["digest"] == client.get("/api/model?name=small:int4").json["id"][7:]
+    assert client.get("/api/version").json.keys() == {"version"}
+    refused = client.get("/api/chat", method="POST")
+    assert (refused.status, "ask Ollama" in refused.json["error"]) == (405, True)
+    assert client.get("/health").json == {"status": "ok"}
+
+
 def test_a_model_and_its_tensors(client: Client, store: Store) -> None:
     facts = client.get("/api/model?name=small:int4").json
     columns = client.get("/api/tensors?model=small:int4").json

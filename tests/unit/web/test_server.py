@@ -30,10 +30,10 @@ FILE = Digest.of(WEIGHTS).file_name
 PATIENCE_S = 300
 
 
-def talk_to(app: Any, talk: Callable[[int], None], *, ends: bool = True) -> None:
+def talk_to(app: Any, talk: Callable[[int], None], *, ends: bool = True, log: bool = False) -> None:
     """Serve, in this thread as it must be; call ``talk`` with the port in another.
 
-    ``ends``: interrupt the server after that.
+    ``ends``: interrupt the server after that. ``log``: of `serve_at`.
     """
     addresses: SimpleQueue[str] = SimpleQueue()
 
@@ -46,7 +46,7 @@ def talk_to(app: Any, talk: Callable[[int], None], *, ends: bool = True) -> None
 
     with ThreadPoolExecutor(1) as threads:
         talked = threads.submit(client)
-        serve_at(app, "127.0.0.1", 0, ready=addresses.put)
+        serve_at(app, "127.0.0.1", 0, ready=addresses.put, log=log)
         talked.result()
 
 
@@ -107,6 +107,22 @@ def test_requests_follow_in_one_connection_and_a_body_is_not_waited_for(app: Any
                 assert answer(client) == b"{}"
 
     talk_to(app, talk)
+
+
+@pytest.mark.parametrize("log", [True, False])
+def test_requests_are_logged_if_asked(
+    app: Any, capsys: pytest.CaptureFixture[str], *, log: bool
+) -> None:
+    def talk(port: int) -> None:
+        with connected(port) as client:
+            client.sendall(GET % b"/nothing%0A")
+            answer(client)
+
+    talk_to(app, talk, log=log)
+    lines = capsys.readouterr().err.splitlines()
+    assert [line.partition('"')[2] for line in lines] == [
+        'GET /nothing%0A HTTP/1.1" 404 Not Found'
+    ] * log
 
 
 def test_a_blob_that_is_cut_ends_the_connection(root: Path, app: Any) -> None:
