@@ -15,6 +15,7 @@ namespace {
 
 constexpr std::size_t count = 128 * 301;  // of no group size a multiple of any number of lanes
 constexpr std::size_t columns = 256;
+constexpr std::size_t fp8_block = 128;
 
 struct Random {
   std::uint64_t state = 88172645463325252u;
@@ -140,18 +141,19 @@ void add_decoded(Hash& hash, const Target& target, std::size_t rows, std::size_t
   const std::size_t blocks = (cols - 1) / fp8_block + 1, rows_of_blocks = (rows - 1) / fp8_block + 1;
   std::vector<std::byte> codes(matrices * rows * cols);
   for (std::byte& code : codes) code = static_cast<std::byte>(random.next());
-  std::vector<std::uint32_t> scales(matrices * rows_of_blocks * blocks);
-  for (std::uint32_t& scale : scales) scale = random.next();
-  for (const std::size_t format : {bf16, f16, f32}) {
+  std::vector<float> scales(matrices * rows_of_blocks * blocks), values(16);
+  for (std::vector<float>* floats : {&scales, &values}) {
+    for (float& one : *floats) one = std::bit_cast<float>(random.next());
+  }
+  for (std::size_t code = 0; code < block_codes; ++code) {
     for (const std::size_t first : {std::size_t{0}, std::size_t{1}, cols - 1, rows * cols, 130 * cols + 7}) {
       if (first >= codes.size()) continue;
       const std::size_t row = first / cols, column = first % cols;
       const std::size_t begin = (row / rows * rows_of_blocks + row % rows / fp8_block) * blocks + column / fp8_block;
-      const std::byte* from = reinterpret_cast<const std::byte*>(scales.data()) + begin * size_of(format);
-      std::vector<std::uint16_t> values(codes.size() - first);
-      target.decode_blocks[format]({codes.data() + first, from, column / fp8_block, values.size(), rows, cols, row % rows,
-                                    column, values.data()});
-      hash.add_all(values.data(), values.size());
+      std::vector<std::uint16_t> out(codes.size() - first);
+      target.decode_blocks[code][bf16]({codes.data() + first, values.data(), scales.data() + begin, column / fp8_block,
+                                        out.size(), rows, cols, fp8_block, fp8_block, row % rows, column, out.data()});
+      hash.add_all(out.data(), out.size());
     }
   }
 }

@@ -52,8 +52,10 @@ def compare_stored(
 ) -> tuple[float, float, float, float, float, int]: ...
 def decode_blocks(
     target: str,
-    scale_type: str,
+    code: str,
+    out_type: str,
     codes: _Array,
+    values: _Array | None,
     scales: _Array,
     first: int,
     rows: int,
@@ -62,16 +64,15 @@ def decode_blocks(
     block_cols: int,
     out: _Array,
 ) -> None: ...
-def decode_e5m2_blocks(
+def dequantize_columns(
     target: str,
-    scale_type: str,
+    out_type: str,
     codes: _Array,
+    group_of: _Array,
     scales: _Array,
-    first: int,
-    rows: int,
-    cols: int,
-    block_rows: int,
-    block_cols: int,
+    biases: _Array,
+    by_zero: bool,
     out: _Array,
 ) -> None: ...
+def widen(words: _Array, bits: int, used: int, wide: int, rows: _Array) -> None: ...
 def turn(lines: _Array, square: int, rows: _Array) -> None: ...

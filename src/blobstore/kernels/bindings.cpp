@@ -32,7 +32,9 @@ using Floats = nb::ndarray<const float, nb::ndim<1>, nb::c_contig, nb::device::c
 using Octets = nb::ndarray<const std::uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using Lines = nb::ndarray<const std::uint32_t, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 using Rows = nb::ndarray<std::uint32_t, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
-using Halves = nb::ndarray<std::uint16_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using Codes = nb::ndarray<const std::uint8_t, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
+using Matrix = nb::ndarray<const float, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
+using Indexes = nb::ndarray<const std::int32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 
 void require(bool condition, const char* message) {
   if (!condition) throw std::invalid_argument(message);
@@ -47,6 +49,7 @@ std::size_t index_of(std::string_view name, const std::string_view (&names)[coun
 constexpr std::string_view float_names[] = {"BF16", "F16", "F32"};
 constexpr std::string_view wide_names[] = {"BF16", "F16", "F32", "F64"};
 constexpr std::string_view type_names[] = {"int4", "int8", "nvfp4", "mxfp4", "mxfp8"};
+constexpr std::string_view code_names[] = {"F8_E4M3", "F8_E5M2", "I8", "U8"};
 constexpr std::string_view method_names[] = {"minmax", "search"};
 
 const Target& target_of(std::string_view name) {
@@ -152,6 +155,7 @@ RunOfScales scales_of(std::size_t first, std::size_t count, std::size_t rows, st
   const auto row_of_scales = [&](std::size_t row) {
     return row / rows * ((rows - 1) / block_rows + 1) + row % rows / block_rows;
   };
+  if (count == 0) return {0, 0};
   const std::size_t last = first + count - 1;
   if (first / cols == last / cols) {
     const std::size_t before = first % cols / block_cols;
@@ -160,23 +164,24 @@ RunOfScales scales_of(std::size_t first, std::size_t count, std::size_t rows, st
   return {0, (row_of_scales(last / cols) + 1 - row_of_scales(first / cols)) * blocks};
 }
 
-template <Fp8Type code>
-void decode_blocks(std::string_view target, std::string_view scale_type, Octets codes, In scales,
-                   std::size_t first, std::size_t rows, std::size_t cols, std::size_t block_rows,
-                   std::size_t block_cols, Halves out) {
-  const std::size_t format = index_of(scale_type, float_names);
-  const auto kernel = target_of(target).decode_blocks[code][format];
-  const std::size_t count = codes.size();
-  require(out.size() == count, "out has the wrong size");
+void decode_blocks(std::string_view target, std::string_view code, std::string_view out_type,
+                   Octets codes, std::optional<Floats> values, Floats scales, std::size_t first,
+                   std::size_t rows, std::size_t cols, std::size_t block_rows,
+                   std::size_t block_cols, Out out) {
+  const std::size_t type = index_of(code, code_names), format = index_of(out_type, float_names);
+  const auto kernel = target_of(target).decode_blocks[type][format];
+  const std::size_t count = out.size(), bits = type == table ? 4 : 8;
+  require(out.itemsize() == item_size(format), "out has the wrong size");
+  require(codes.size() == (count * bits + 7) / 8, "codes has the wrong size");
+  require((values ? values->size() : 0) == (type == table ? 16 : 0), "a table has 16 values");
   require(rows > 0 && cols > 0, "the matrices are empty");
   require(block_rows > 0 && block_cols > 0, "the blocks are empty");
   require(first <= SIZE_MAX - count, "the run is too long");
-  const RunOfScales needed = count > 0
-                                 ? scales_of(first, count, rows, cols, block_rows, block_cols)
-                                 : RunOfScales{0, 0};
-  require_items(scales, needed.count, item_size(format), "scales has the wrong size");
+  const RunOfScales needed = scales_of(first, count, rows, cols, block_rows, block_cols);
+  require(scales.size() == needed.count, "scales has the wrong size");
   const BlocksJob job{
       .codes = reinterpret_cast<const std::byte*>(codes.data()),
+      .values = values ? values->data() : nullptr,
       .scales = scales.data(),
       .blocks_before = needed.before,
       .count = count,
@@ -190,6 +195,23 @@ void decode_blocks(std::string_view target, std::string_view scale_type, Octets 
   };
   const nb::gil_scoped_release unlocked;
   kernel(job);
+}
+
+void dequantize_columns(std::string_view target, std::string_view out_type, Codes codes,
+                        Indexes group_of, Matrix scales, Matrix biases, bool by_zero, Out out) {
+  const std::size_t format = index_of(out_type, float_names);
+  const std::size_t rows = codes.shape(0), cols = group_of.size(), groups = scales.shape(1);
+  require(scales.shape(0) == rows && biases.shape(0) == rows && biases.shape(1) == groups,
+          "scales or biases have the wrong size");
+  require(codes.shape(1) >= cols, "codes has the wrong size");
+  require_items(out, rows * cols, item_size(format), "out has the wrong size");
+  for (std::size_t i = 0; i < cols; ++i) {
+    require(static_cast<std::size_t>(group_of.data()[i]) < groups, "a column has no group");
+  }
+  const ColumnsJob job{rows,          cols,          groups,  codes.shape(1), codes.data(),
+                       group_of.data(), scales.data(), biases.data(), by_zero, out.data()};
+  const nb::gil_scoped_release unlocked;
+  target_of(target).dequantize_columns[format](job);
 }
 
 nb::tuple tuple_of(const Comparison& found) {
@@ -255,6 +277,18 @@ void turn(Lines lines, std::size_t square, Rows rows) {
   (square == 1 ? turn_words<1> : turn_words<8>)(lines.data(), count, width, rows.data());
 }
 
+void widen(Lines words, unsigned bits, unsigned used, unsigned wide, Rows rows) {
+  require(wide == 4 || wide == 8, "codes get 4 or 8 bits");
+  require(bits > 0 && bits <= wide && used >= 4 * bits && used <= 32, "unknown layout of words");
+  require(rows.shape(0) == words.shape(0), "rows has the wrong size");
+  const std::size_t count = words.shape(1), size = rows.shape(1);
+  const nb::gil_scoped_release unlocked;
+  for (std::size_t row = 0; row < words.shape(0); ++row) {
+    (wide == 4 ? widen_row<4> : widen_row<8>)(words.data() + row * count, count, bits, used,
+                                              rows.data() + row * size, size);
+  }
+}
+
 nb::list available() {
   nb::list names;
   for (const Target* target : targets) {
@@ -277,13 +311,15 @@ NB_MODULE(_native, m) {
         arg("out_type"), arg("words").noconvert(), arg("scales").noconvert(),
         arg("biases").noconvert().none(), arg("group_size"), arg("global_scale"),
         arg("out").noconvert());
-  const auto def_decode_blocks = [&m](const char* name, auto function) {
-    m.def(name, function, arg("target"), arg("scale_type"), arg("codes").noconvert(),
-          arg("scales").noconvert(), arg("first"), arg("rows"), arg("cols"), arg("block_rows"),
-          arg("block_cols"), arg("out").noconvert());
-  };
-  def_decode_blocks("decode_blocks", &decode_blocks<e4m3>);
-  def_decode_blocks("decode_e5m2_blocks", &decode_blocks<e5m2>);
+  m.def("decode_blocks", &decode_blocks, arg("target"), arg("code"), arg("out_type"),
+        arg("codes").noconvert(), arg("values").noconvert().none(), arg("scales").noconvert(),
+        arg("first"), arg("rows"), arg("cols"), arg("block_rows"), arg("block_cols"),
+        arg("out").noconvert());
+  m.def("dequantize_columns", &dequantize_columns, arg("target"), arg("out_type"),
+        arg("codes").noconvert(), arg("group_of").noconvert(), arg("scales").noconvert(),
+        arg("biases").noconvert(), arg("by_zero"), arg("out").noconvert());
+  m.def("widen", &widen, arg("words").noconvert(), arg("bits"), arg("used"), arg("wide"),
+        arg("rows").noconvert());
   m.def("turn", &turn, arg("lines").noconvert(), arg("square"), arg("rows").noconvert());
   m.def("compare", &compare, arg("target"), arg("float_type"), arg("read_type"),
         arg("weights").noconvert(), arg("read").noconvert());

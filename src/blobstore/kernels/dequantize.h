@@ -54,4 +54,19 @@ void dequantize_fp(const DequantizeJob& given) {
   }
 }
 
+// (code - zero) * scale, or code * scale + bias, of bytes whose columns are in any groups.
+template <typename Out>
+void dequantize_columns(const ColumnsJob& job) {
+  auto* out = static_cast<typename Out::Bits*>(job.out);
+  for (std::size_t row = 0; row < job.rows; ++row) {
+    for (std::size_t i = 0; i < job.cols; ++i) {
+      const std::size_t group = row * job.groups + job.group_of[i];
+      const float code = job.codes[row * job.stride + i];
+      const float scale = job.scales[group], bias = job.biases[group];
+      const float value = job.by_zero ? (code - bias) * scale : code * scale + bias;
+      *out++ = static_cast<typename Out::Bits>(Out::encode(value));
+    }
+  }
+}
+
 }  // namespace blobstore::BLOBSTORE_TARGET

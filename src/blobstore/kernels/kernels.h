@@ -9,7 +9,7 @@ namespace blobstore {
 
 enum FloatType : std::size_t { bf16, f16, f32, float_types, f64 = float_types, wide_types };
 enum QuantType : std::size_t { int4, int8, nvfp4, mxfp4, mxfp8, quant_types };
-enum Fp8Type : std::size_t { e4m3, e5m2, fp8_types };
+enum BlockCode : std::size_t { e4m3, e5m2, i8, table, block_codes };
 enum Method : std::size_t { minmax, search, methods };
 
 // The candidates of the search for affine scales (search_affine.h); docs/quantization.md says which
@@ -47,11 +47,12 @@ struct DequantizeJob {
   void* out;
 };
 
-// A flat run of the FP8 codes of row-major matrices of one shape, which follow each other; so do
+// A flat run of codes of row-major matrices of one shape, which follow each other; so do
 // their scales: one for each block of rows and columns. Blocks at the edges may be cut.
 struct BlocksJob {
   const std::byte* codes;
-  const void* scales;         // those that the run needs, a row for each row of blocks
+  const float* values;        // of the 16 codes of a table, else null
+  const float* scales;        // those that the run needs, a row for each row of blocks
   std::size_t blocks_before;  // blocks of the first row of scales that come before `scales`
   std::size_t count;
   std::size_t rows;
@@ -60,7 +61,17 @@ struct BlocksJob {
   std::size_t block_cols;
   std::size_t row;     // of the first code, in its matrix
   std::size_t column;  // of the first code
-  std::uint16_t* out;  // BF16
+  void* out;
+};
+
+// Rows of codes of one byte; `group_of` says which scale and bias (or zero point) a column has.
+struct ColumnsJob {
+  std::size_t rows, cols, groups, stride;  // the last of a row of codes
+  const std::uint8_t* codes;
+  const std::int32_t* group_of;
+  const float *scales, *biases;  // [rows, groups]
+  bool by_zero;
+  void* out;
 };
 
 // Two runs of floats: weights, and what they are read back as.
@@ -101,14 +112,15 @@ struct CompareStoredJob {
 };
 using CompareStored = Comparison (*)(const CompareStoredJob&);
 using DecodeBlocks = void (*)(const BlocksJob&);
+using DequantizeColumns = void (*)(const ColumnsJob&);
 
 struct Target {
   const char* name;
   Quantize quantize[methods][quant_types][float_types];
   // By the format of the scales and biases (one for the fp types) and that of the output.
   Dequantize dequantize[quant_types][float_types][float_types];
-  // By the format of the codes (E4M3, E5M2) and that of the scales.
-  DecodeBlocks decode_blocks[fp8_types][float_types];
+  DecodeBlocks decode_blocks[block_codes][float_types];  // by the codes and the format of the output
+  DequantizeColumns dequantize_columns[float_types];  // by the format of the output
   Compare compare[wide_types][wide_types];  // by the formats of the weights and of what is read
   CompareStored compare_stored[wide_types];
   Limits limits[quant_types][float_types];  // by the format of the scales (one for the fp types)

@@ -98,6 +98,28 @@ inline void store(T* to, V value) {
   std::memcpy(to, &value, sizeof value);
 }
 
+// The floats of a table of 16 at each lane's index.
+template <typename U>
+inline FloatOf<U> look_up(const float* table, U index) {
+  float found[sizeof(U) / 4];
+  std::uint32_t at[sizeof(U) / 4];
+  store(at, index);
+  for (std::size_t i = 0; i < sizeof(U) / 4; ++i) found[i] = table[at[i]];
+  return load<FloatOf<U>>(found);
+}
+#if defined(__AVX512F__)
+inline Floats<16> look_up(const float* table, Words<16> index) {
+  return _mm512_permutexvar_ps(__builtin_bit_cast(__m512i, index), _mm512_loadu_ps(table));
+}
+#elif defined(__AVX2__)
+inline Floats<8> look_up(const float* table, Words<8> index) {
+  const auto at = __builtin_bit_cast(__m256i, index);
+  const Floats<8> low = _mm256_permutevar8x32_ps(_mm256_loadu_ps(table), at);
+  const Floats<8> high = _mm256_permutevar8x32_ps(_mm256_loadu_ps(table + 8), at);
+  return index < 8u ? low : high;
+}
+#endif
+
 // True when the mask of a comparison holds in any lane.
 template <typename M>
 inline bool any_of(M mask) {

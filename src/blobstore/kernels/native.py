@@ -10,7 +10,6 @@ from __future__ import annotations
 import numpy as np
 
 from blobstore.errors import UsageError
-from blobstore.formats.dtypes import DType
 from blobstore.kernels import _native
 from blobstore.kernels.arrays import Array, QuantizedArray, dtype_of
 from blobstore.kernels.reference import Comparison, ReferenceKernel
@@ -57,13 +56,13 @@ class NativeKernel:
         )
 
     def decode_blocks(self, codes: Array, scales: Array, run: BlockRun, out: Array) -> None:
-        is_e5m2 = run.dtype is DType.F8_E5M2
-        decode = _native.decode_e5m2_blocks if is_e5m2 else _native.decode_blocks
-        decode(
+        _native.decode_blocks(
             self.name,
-            dtype_of(scales).value,
+            run.dtype.value,
+            dtype_of(out).value,
             codes,
-            _bits(scales),
+            np.array(run.table, np.float32) if run.table else None,
+            scales.astype(np.float32, copy=False),
             run.first,
             run.rows,
             run.cols,
@@ -71,6 +70,25 @@ class NativeKernel:
             run.block_cols,
             _bits(out),
         )
+
+    def dequantize_columns(
+        self,
+        codes: Array,
+        groups: Array,
+        scales: Array,
+        biases: Array,
+        out: Array,
+        *,
+        by_zero: bool,
+    ) -> None:
+        _native.dequantize_columns(
+            self.name, dtype_of(out).value, codes, groups, scales, biases, by_zero, _bits(out)
+        )
+
+    def widen(self, words: Array, bits: int, used: int, wide: int, size: int) -> Array:
+        rows = np.empty((len(words), size), np.uint32)
+        _native.widen(words, bits, used, wide, rows)
+        return rows
 
     def turn(self, lines: Array, square: int) -> Array:
         rows = np.empty((lines.shape[1] * square, -(-len(lines) // square)), np.uint32)

@@ -276,21 +276,22 @@ def _floats(array: Array) -> Array:
 def decode_blocks_into(
     codes: Array, scales: Array, out: Array, run: BlockRun, *, kernel: Kernel | None = None
 ) -> None:
-    """Write ``bf16(float32(code) * float32(scale))`` of a run of codes to ``out``.
+    """Write ``float32(code) * float32(scale)`` of a run of codes, rounded, to ``out``.
 
-    Each step is rounded half to even. ``codes``: U8 ``[run.count]``, the bits of FP8. ``scales``:
-    F32, F16 or BF16 ``[len(run.scales)]``, only those that the run needs. ``out``: BF16 (ml_dtypes)
+    Each step is rounded half to even. ``codes``: U8 ``[run.nbytes]``. ``scales``: F32, F16 or BF16
+    ``[len(run.scales)]``, only those that the run needs. ``out``: BF16 (ml_dtypes), F16 or F32
     ``[run.count]``, which shares no memory with the others. The arrays are contiguous and aligned.
     One call decodes a run through any number of matrices, without the interpreter lock.
 
-    A NaN code, a NaN scale and infinity times zero give the BF16 NaN 0x7FC0; a product beyond BF16
-    is an infinity. Values do not depend on each other: a run in pieces gives the bits of the whole.
+    A NaN code, a NaN scale and infinity times zero give NaN, in BF16 always 0x7FC0; a product
+    beyond ``out``'s type is an infinity. Values do not depend on each other: a run in pieces gives
+    the bits of the whole.
 
     Raises: UsageError for other types, dtypes, shapes or layouts.
     """
-    _check_array("codes", codes, _CODES, run.count)
+    _check_array("codes", codes, _CODES, run.nbytes)
     _check_array("scales", scales, _SCALES, len(run.scales))
-    _check_array("out", out, (_BF16,), run.count)
+    _check_array("out", out, _SCALES, run.count)
     if not out.flags.writeable:
         raise UsageError("out is read-only")
     if np.may_share_memory(out, codes) or np.may_share_memory(out, scales):

@@ -13,11 +13,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from blobstore.formats.dtypes import DType
 from blobstore.formats.quant import QuantType
 from blobstore.kernels.arrays import Array, QuantizedArray, numpy_dtype
 from blobstore.kernels.scales import (
     BF16_NAN_BITS,
     E4M3,
+    F16_NAN_BITS,
     AffineCandidates,
     BlockRun,
     ScaleChoice,
@@ -102,7 +104,7 @@ class ReferenceKernel:
             out[:] = values.reshape(-1).astype(out.dtype)
 
     def decode_blocks(self, codes: Array, scales: Array, run: BlockRun, out: Array) -> None:
-        """Write the BF16 values of a run of FP8 codes, one at least, to ``out``.
+        """Write the values of a run of codes, one at least, to ``out``: BF16, F16 or F32.
 
         ``scales`` (BF16, F16 or F32) are those of ``run.scales``.
         """
@@ -115,10 +117,57 @@ class ReferenceKernel:
             - run.scales.start
         )
         with np.errstate(all="ignore"):
-            decoded = codes.view(numpy_dtype(run.dtype)).astype(np.float32)
+            if run.table:
+                nibbles = np.stack((codes >> 4, codes & 15), axis=-1).reshape(-1)[: run.count]
+                decoded = np.array(run.table, np.float32)[nibbles]
+            else:
+                decoded = codes.view(numpy_dtype(run.dtype)).astype(np.float32)
             values = decoded * scales.astype(np.float32)[of_each]
+            if run.dtype is DType.I8:
+                values *= np.float32(1 / 127)
             out[:] = values.astype(out.dtype)
-        out.view(np.uint16)[np.isnan(values)] = BF16_NAN_BITS
+        if out.itemsize == 2:  # noqa: PLR2004  # every NaN of 16 bits is the same
+            is_bf16 = out.dtype == numpy_dtype(DType.BF16)
+            out.view(np.uint16)[np.isnan(values)] = BF16_NAN_BITS if is_bf16 else F16_NAN_BITS
+
+    def dequantize_columns(
+        self,
+        codes: Array,
+        groups: Array,
+        scales: Array,
+        biases: Array,
+        out: Array,
+        *,
+        by_zero: bool,
+    ) -> None:
+        """Write the values of codes whose columns are in any groups, each rounded from float32.
+
+        They are ``(code - bias) * scale`` if ``by_zero``, else ``code * scale + bias``. ``codes``:
+        U8 ``[rows, columns at least]``; ``groups``: I32 ``[columns]``; ``scales``, ``biases``: F32
+        ``[rows, groups]``; ``out``: flat, BF16, F16 or F32.
+        """
+        scale, bias = scales[:, groups], biases[:, groups]
+        code = codes[:, : len(groups)].astype(np.float32)
+        with np.errstate(all="ignore"):
+            values = (code - bias) * scale if by_zero else code * scale + bias
+            out[:] = values.reshape(-1).astype(out.dtype)
+
+    def widen(self, words: Array, bits: int, used: int, wide: int, size: int) -> Array:
+        """Return codes of ``bits``, from the lowest of each word up, with ``wide`` bits, 4 or 8.
+
+        ``words``: U32 ``[rows, words]``, of whose bits the lower ``used`` hold codes, which lie in
+        two words only if all do. Returns U32 ``[rows, size]``; codes that are missing are 0.
+        """
+        bytes_ = np.ascontiguousarray(words).view(np.uint8).reshape(len(words), -1, 4)
+        lines = np.unpackbits(bytes_, axis=-1, bitorder="little")[..., :used].reshape(
+            len(words), -1
+        )
+        count = size * 32 // wide
+        lines = np.pad(lines, ((0, 0), (0, max(0, count * bits - lines.shape[1]))))
+        codes = lines[:, : count * bits].reshape(len(words), count, bits)
+        padded = np.pad(codes, ((0, 0), (0, 0), (0, wide - bits)))
+        packed = np.packbits(padded.reshape(len(words), -1), axis=1, bitorder="little")
+        return packed.view(np.uint32).reshape(len(words), size)
 
     def turn(self, lines: Array, square: int) -> Array:
         """Return words of codes that lie with a matrix's inputs first as rows of its outputs.

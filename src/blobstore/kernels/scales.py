@@ -23,8 +23,8 @@ from blobstore.kernels.arrays import Array, array_of
 
 FP8_BLOCK = 128
 """Rows and columns of the square that shares a scale in a block FP8 matrix."""
-BF16_NAN_BITS = 0x7FC0
-"""The bits of every NaN in BF16."""
+BF16_NAN_BITS, F16_NAN_BITS = 0x7FC0, 0x7E00
+"""The bits of every NaN that kernels make."""
 E2M1, E4M3, E8M0 = ml_dtypes.float4_e2m1fn, ml_dtypes.float8_e4m3fn, ml_dtypes.float8_e8m0fnu
 _BITS_OF_2_TO_MINUS_127 = 0x400000
 
@@ -192,11 +192,12 @@ _END = 2**63
 class BlockRun:
     """``count`` codes from flat index ``first`` on, of consecutive matrices ``[rows, cols]``.
 
-    The codes are of ``dtype``. The matrices are row-major. A run may begin and end inside a row.
-    Each matrix has its own scales, row-major too: one for each block of ``block_rows`` and
-    ``block_cols``, ``blocks`` of them; blocks at its edges may be cut.
+    The codes are of ``dtype``: E4M3, E5M2, or I8, parts of 127. In U8 two codes of four bits are a
+    byte, the first in the high bits, and ``table`` has their 16 values. The matrices are row-major.
+    A run may begin and end inside a row. Each matrix has its own scales, row-major too: one for
+    each block of ``block_rows`` and ``block_cols``, ``blocks`` of them; those at edges may be cut.
 
-    Raises: UsageError unless codes are E4M3 or E5M2, all others are whole numbers >= 0, blocks are
+    Raises: UsageError unless codes are of these, all others are whole numbers >= 0, blocks are
     not empty, matrices of a run with codes are not empty, and the run ends before 2^63.
     """
 
@@ -207,10 +208,14 @@ class BlockRun:
     block_rows: int = FP8_BLOCK
     block_cols: int = FP8_BLOCK
     dtype: DType = DType.F8_E4M3
+    table: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
-        if self.dtype not in FP8:
-            raise UsageError(f"codes are {self.dtype}, not F8_E4M3 or F8_E5M2")
+        sizes = {DType.U8: 16}
+        if self.dtype not in (*FP8, DType.I8, *sizes):
+            raise UsageError(f"codes are {self.dtype}, not F8_E4M3, F8_E5M2, I8 or U8")
+        if len(self.table) != sizes.get(self.dtype, 0):
+            raise UsageError(f"codes are {self.dtype}, and the table has {len(self.table)} values")
         for name in ("rows", "cols", "first", "count", "block_rows", "block_cols"):
             number, least = getattr(self, name), int(name.startswith("block"))
             if type(number) is not int or not least <= number < _END:
@@ -226,6 +231,11 @@ class BlockRun:
                 f"the run has {self.count:,} codes, but its matrices "
                 f"[{self.rows:,}, {self.cols:,}] are empty"
             )
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes of the codes."""
+        return -(-self.count // 2) if self.table else self.count
 
     @property
     def blocks(self) -> tuple[int, int]:

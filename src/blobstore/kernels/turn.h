@@ -1,5 +1,6 @@
-// Turns words of codes that lie with a matrix's inputs first, as GPTQ and AWQ store them, into rows
-// of outputs. Integers only: the same for every target.
+// Packed codes of other programs, made ours: words that lie with a matrix's inputs first, as GPTQ and
+// AWQ store them, become rows of outputs; codes of any width get 4 or 8 bits. Integers only: the same
+// for every target.
 #pragma once
 
 #include <algorithm>
@@ -57,6 +58,31 @@ void turn_words(const std::uint32_t* lines, std::size_t count, std::size_t width
       } else {
         turn_column<square>(from, count - first, width, to, row, row - first / square);
       }
+    }
+  }
+}
+
+// Codes of `bits`, from the lowest of each word up, become codes of `wide` bits, 4 or 8. `used` bits of
+// a word have codes: all, or whole codes. Beyond `count` words, codes are 0.
+template <unsigned wide>
+void widen_row(const std::uint32_t* words, std::size_t count, unsigned bits, unsigned used,
+               std::uint32_t* row, std::size_t size) {
+  constexpr std::uint64_t one = 1;
+  const std::uint64_t useful = (one << used) - 1, pair = (one << 2 * bits) - 1;
+  const std::uint64_t codes = ((one << bits) - 1) * (one << 2 * wide | one);
+  const std::uint32_t* const end = words + count;
+  std::uint64_t waiting = 0;
+  unsigned many = 0;  // bits that wait
+  for (std::size_t i = 0; i < size; ++i) {
+    row[i] = 0;
+    for (unsigned at = 0; at < 32; at += 4 * wide, waiting >>= 4 * bits, many -= 4 * bits) {
+      if (many < 4 * bits) {
+        waiting |= (words < end ? *words++ & useful : 0) << many;
+        many += used;
+      }
+      const std::uint64_t pairs = (waiting & pair) | (waiting >> 2 * bits & pair) << 2 * wide;
+      const std::uint64_t four = (pairs & codes) | (pairs >> bits & codes) << wide;
+      row[i] |= static_cast<std::uint32_t>(four) << at;
     }
   }
 }

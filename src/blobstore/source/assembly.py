@@ -7,11 +7,11 @@ imported row, are refused by name; nothing is guessed.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
-from itertools import pairwise
+from itertools import pairwise, product
 from typing import TypeAlias
 
 from blobstore.errors import UnsupportedSourceError, UsageError, quoted
@@ -22,7 +22,7 @@ from blobstore.formats.quant import Part, Quantization, QuantType
 from blobstore.source.blocks import four_bits_of, int8_of
 from blobstore.source.coding import Coding
 from blobstore.source.folders import SourceTensor
-from blobstore.source.integers import ColumnCodes, RowCodes, Words
+from blobstore.source.integers import IntegerCodes, Words
 from blobstore.source.producers import (
     BITSANDBYTES,
     BITSANDBYTES_INT8,
@@ -215,17 +215,15 @@ def _mlx(match: _Found) -> SourceWeight:
         quantization = module.quantization
     except UsageError as error:
         bits, size, scale = module.bits, module.group_size, match.scale
-        (*lead, words) = match.tensor.shape or (0,)
+        (*lead, rows, _) = match.tensor.shape if len(match.tensor.shape) > 1 else (0, 0)
         cols = size * (scale.shape[-1] if scale.shape else 0)
-        bias = match.companion(".biases")
-        fits = scale.shape == (*lead, cols // size) and Words(bits).count(cols) == words
-        if module.mode != "affine" or not lead or not fits or not scale.dtype.is_float:
+        codes = IntegerCodes(bits, rows, cols, size, scale.dtype, Words(bits), "biases")
+        reason = _misfit(match, codes, lead)
+        if module.mode != "affine" or not scale.dtype.is_float:
             reason = f"{bits} bits in groups of {size} ({module.mode}) are not supported"
+        if reason is not None:
             raise _refusal(match, reason, error.hint) from None
-        if bias is None or (bias.dtype, bias.shape) != (scale.dtype, scale.shape):
-            raise _refusal(match, "its biases do not fit its scales") from None
-        lie = RowCodes(bits, lead[-1], cols, size, scale.dtype, words=Words(bits), zeros="biases")
-        return _coded(match, lie)
+        return _coded(match, codes)
     return _codes(match, quantization)
 
 
@@ -370,7 +368,7 @@ def _integers(match: _Found) -> SourceWeight:
     return _coded(match, codes.pop())
 
 
-def _coded(match: _Found, codes: RowCodes | ColumnCodes, producer: str = "") -> SourceWeight:
+def _coded(match: _Found, codes: IntegerCodes, producer: str = "") -> SourceWeight:
     """Return the weight of integer codes."""
     *lead, _, _ = match.tensor.shape
     shape = (*lead, codes.rows, codes.cols)
@@ -400,97 +398,82 @@ def _columns(match: _Found) -> SourceWeight:
         if (said := match.config.quant_method) in (None, "gptq", "awq"):
             raise _unclear_error(match, "how it was quantized")
         raise _refusal(match, f"config.json says that it was quantized by {quoted(said)}")
-    zeros = match.companion(".qzeros")
-    if zeros is None or zeros.dtype is not DType.I32:
+    if match.companion(".qzeros") is None:
         raise _refusal(match, "its zero points, X.qzeros (I32), are missing")
-    reasons = [reason for one in possible if (reason := one.reason or _misfit(match, one))]
-    fitting = [one for one in possible if one.reason is None and _misfit(match, one) is None]
+    verdicts = [_column_codes(match, one) for one in possible]
+    fitting = [codes for codes in verdicts if isinstance(codes, IntegerCodes)]
     if len(fitting) != 1:
+        reasons = [reason for reason in verdicts if isinstance(reason, str)]
         raise _refusal(match, reasons[0] if reasons else "config.json has several settings for it")
-    (settings,) = fitting
-    cols, rows = _sizes(match, settings)
-    if settings.permuted and zeros.shape[0] > 1 and match.companion(".g_idx") is None:
-        raise _refusal(match, "its columns are permuted (desc_act), and X.g_idx is missing")
-    codes = ColumnCodes(
+    (codes,) = fitting
+    return _coded(match, codes, "AWQ" if codes.along_rows else "GPTQ")
+
+
+def _column_codes(match: _Found, settings: ColumnSettings) -> IntegerCodes | str:
+    """Return how the codes lie if the weight is quantized so, or why it is not."""
+    if settings.reason is not None:
+        return settings.reason
+    words, has_order = Words(settings.bits), match.companion(".g_idx") is not None
+    lines, last = match.tensor.shape if len(match.tensor.shape) == 2 else (0, 0)  # noqa: PLR2004
+    cols, rows = (lines, words.codes(last)) if settings.is_awq else (words.codes(lines), last)
+    codes = IntegerCodes(
         settings.bits,
         rows,
         cols,
-        settings.group_size or cols,
+        settings.group_size or max(1, cols),
         match.scale.dtype,
-        settings.permuted and match.companion(".g_idx") is not None,
-        along_outputs=settings.is_awq,
+        words,
+        "words",
+        permuted=settings.permuted and has_order,
+        transposed=True,
+        along_rows=settings.is_awq,
         zero_is_less_one=settings.zero_is_less_one,
     )
-    return _coded(match, codes, "AWQ" if settings.is_awq else "GPTQ")
+    if (reason := _misfit(match, codes)) is not None:
+        return reason
+    if settings.permuted and not has_order and match.scale.shape[0] > 1:
+        return "its columns are permuted (desc_act), and X.g_idx is missing"
+    return codes
 
 
-def _sizes(match: _Found, settings: ColumnSettings) -> tuple[int, int]:
-    """Return the columns and rows of a weight, of which GPTQ packs the first, AWQ the second."""
-    lines, last = match.tensor.shape if len(match.tensor.shape) == 2 else (0, 0)  # noqa: PLR2004
-    words = Words(settings.bits)
-    return (lines, words.codes(last)) if settings.is_awq else (words.codes(lines), last)
-
-
-def _misfit(match: _Found, settings: ColumnSettings) -> str | None:
-    """Return why the tensors do not have the shapes that these settings need; None if they do."""
-    (cols, rows), words = _sizes(match, settings), Words(settings.bits)
-    size = settings.group_size or max(1, cols)
-    wanted = {
-        ".qweight": (cols, words.count(rows)) if settings.is_awq else (words.count(cols), rows),
-        ".scales": (-(-cols // size), rows),
-        ".qzeros": (-(-cols // size), words.count(rows)),
-        ".g_idx": (cols,),
-    }
-    for suffix, shape in wanted.items():
-        part = match.companion(suffix)
-        if suffix == ".g_idx" and part is not None and part.dtype is not DType.I32:
-            return f"{quoted(part.name)} is {part.dtype}, and not I32"
-        if part is not None and (part.shape != shape or not part.nbytes):
+def _misfit(match: _Found, codes: IntegerCodes, lead: Iterable[int] = ()) -> str | None:
+    """Return why the tensors are not those of such codes; None if they are."""
+    parts, lead = {"": match.tensor, **_companions(match)}, tuple(lead)
+    one_each = {lead, (*lead, 1), (*lead, 1, 1)}
+    wanted = {suffix: (dtype, shape) for suffix, dtype, shape in codes.shapes(lead)}
+    for suffix, (dtype, shape) in wanted.items():
+        part = parts.get(suffix)
+        if part is None and suffix == ".order":
+            continue
+        if part is None:
+            return f"its {suffix[1:]} is missing"
+        is_one = not codes.by_row and shape == lead and part.shape in one_each
+        has_dtype = part.dtype is dtype or not suffix
+        if not part.nbytes or not has_dtype or not (part.shape == shape or is_one):
             return (
-                f"{quoted(part.name)} is {list(part.shape)}, and {settings.bits} bits in groups of"
-                f" {size} need {list(shape)}"
+                f"{quoted(part.name)} is {part.dtype} {list(part.shape)}, and {codes.bits} bits in"
+                f" groups of {codes.group} need {dtype} {list(shape)}"
             )
-    return None
+    others = parts.keys() - wanted.keys() - {".shape"}
+    return f"{quoted(parts[min(others)].name)} is of another way" if others else None
 
 
-def _row_codes(match: _Found, group: WeightGroup) -> Iterator[RowCodes]:
+def _row_codes(match: _Found, group: WeightGroup) -> Iterator[IntegerCodes]:
     """Yield how the codes lie if the weight is quantized so: once, or not at all."""
     if len(match.tensor.shape) < 2 or not match.tensor.nbytes:  # noqa: PLR2004
         return
     (*lead, rows, last), bits, scale = match.tensor.shape, group.bits, match.scale
-    dense = Words(bits)
-    packed = (dense, replace(dense, dense=False)) if match.tensor.dtype is DType.I32 else (None,)
-    for words in packed:
+    zeros = ("",) if group.symmetric else ("bytes", "words")
+    ways = Words.of(bits) if match.tensor.dtype is DType.I32 else (None,)
+    for words, form in product(ways, zeros):
         cols = last if words is None else words.codes(last)
         if group.group_size is not None:
             cols = group.group_size * (scale.shape[-1] if scale.shape else 0)
         size = group.group_size or cols
-        groups = (*lead, rows, cols // size) if size else ()
-        by_matrix = [(*lead,), (*lead, 1), (*lead, 1, 1)]
-        has_shape = scale.shape in ([groups] if group.by_row else by_matrix)
-        zeros = _zeros(match, words or dense, groups)
-        if (
-            has_shape
-            and last == (cols if words is None else words.count(cols))
-            and (zeros == "") is group.symmetric
-            and zeros is not None
-        ):
-            yield RowCodes(
-                bits, rows, cols, size, scale.dtype, words=words, by_row=group.by_row, zeros=zeros
-            )
+        codes = IntegerCodes(bits, rows, cols, size, scale.dtype, words, form, group.by_row)
+        if cols and _misfit(match, codes, lead) is None:
+            yield codes
             return
-
-
-def _zeros(match: _Found, words: Words, shape: tuple[int, ...]) -> str | None:
-    """Return how zero points of that shape are stored, "" without any, None if they do not fit."""
-    zero = match.companion(".weight_zero_point")
-    if zero is None:
-        return ""
-    if zero.dtype is DType.I8 and zero.shape == match.scale.shape:
-        return "bytes"
-    *lead, rows, groups = shape or (0, 0)
-    packed = zero.dtype is DType.I32 and zero.shape == (*lead, words.count(rows), groups)
-    return "words" if packed else None
 
 
 def _blocks(match: _Found) -> SourceWeight:

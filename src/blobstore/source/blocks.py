@@ -21,10 +21,12 @@ from typing import Annotated, ClassVar, Literal, TypeAlias
 
 import numpy as np
 
+from blobstore import kernels
 from blobstore.formats import strictjson
 from blobstore.formats.dtypes import DType
 from blobstore.formats.strictjson import Between, Document, InvalidError
 from blobstore.kernels.arrays import Array, numpy_dtype
+from blobstore.kernels.scales import BlockRun
 from blobstore.source.coding import Coding, ReadRegion, Region
 from blobstore.source.producers import TensorLike
 
@@ -35,19 +37,11 @@ _NF4 = (
     *(0.44070982933044434, 0.5626170039176941, 0.7229568362236023, 1.0),
 )
 _FP4 = (0.0, 0.005208333333, 0.66666667, 1.0, 0.33333333, 0.5, 0.16666667, 0.25)
-_TABLES = {
-    "nf4": np.array(_NF4, np.float32),
-    "fp4": np.array((*_FP4, *(-value for value in _FP4)), np.float32),
+_TABLES: dict[str, tuple[float, ...]] = {
+    "nf4": _NF4,
+    "fp4": (*_FP4, *(-value for value in _FP4)),
 }
-_OF_BYTES: dict[str, Array] = {
-    # The values of each byte, that of its high bits first: as one item, which is gathered faster.
-    **{
-        kind: np.stack((np.repeat(table, 16), np.tile(table, 16)), axis=-1).view(np.uint64)[:, 0]
-        for kind, table in _TABLES.items()
-    },
-    "int8": np.arange(256, dtype=np.uint8).view(np.int8).astype(np.float32),
-}
-_UNIT = np.float32(7.874015718698502e-3)
+_VALUES_OF_BYTE = {"nf4": 2, "fp4": 2, "int8": 1}
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +61,7 @@ class BlockCodes(Coding):
     stated: ClassVar = (".quant_map", ".weight_format")
 
     def needs(self, start: int, count: int) -> Iterator[tuple[str, int, int]]:
-        values, size = _OF_BYTES[self.kind].itemsize // 4, self.scale.bits // 8
+        values, size = _VALUES_OF_BYTE[self.kind], self.scale.bits // 8
         yield "", start // values, -(-(start + count) // values)
         first, last = start // self.block, (start + count - 1) // self.block
         yield ".scale", first * size, (last + 1) * size
@@ -78,23 +72,33 @@ class BlockCodes(Coding):
     def values(self, read: ReadRegion, start: int, count: int, dtype: DType) -> Array:
         needed = self.needs(start, count)
         parts = {suffix: read(Region.span(suffix, *part))[0] for suffix, *part in needed}
-        first, table = start // self.block, _OF_BYTES[self.kind]
+        first, of_byte = start // self.block, _VALUES_OF_BYTE[self.kind]
+        scales = self._scales(parts, first)
+        run = BlockRun(
+            rows=1,
+            cols=len(scales) * self.block,
+            first=start // of_byte * of_byte - first * self.block,
+            count=parts[""].size * of_byte,
+            block_rows=1,
+            block_cols=self.block,
+            dtype=DType.I8 if of_byte == 1 else DType.U8,
+            table=_TABLES.get(self.kind, ()),
+        )
+        values = np.empty(run.count, numpy_dtype(dtype))
+        kernels.decode_blocks_into(parts[""], scales, values, run)
+        return values[start % of_byte :][:count]
+
+    def _scales(self, parts: Mapping[str, Array], first: int) -> Array:
+        """Return the scales of blocks from the first on."""
         scales = parts[".scale"].view(numpy_dtype(self.scale))
-        values = np.empty((len(scales), self.block), np.float32)
-        begin = start - first * self.block
-        codes = values.reshape(-1).view(table.dtype)[begin * 4 // table.itemsize :]
-        np.take(table, parts[""], out=codes[: parts[""].size], mode="clip")
+        if not self.outer:
+            return scales
+        outer = np.arange(first, first + len(scales)) // self.outer - first // self.outer
+        inner = parts[".nested_quant_map"].view(np.float32).take(scales)
         with np.errstate(over="ignore", invalid="ignore"):
-            if self.outer:
-                inner = parts[".nested_quant_map"].view(np.float32)[scales]
-                outer = np.arange(first, first + len(scales)) // self.outer - first // self.outer
-                outer = parts[".nested_absmax"].view(np.float32)[outer]
-                scales = inner * outer + np.float32(self.offset)
-            values *= scales[:, None]
-            if self.kind == "int8":
-                values *= _UNIT
-            rounded: Array = values.reshape(-1)[begin:][:count].astype(numpy_dtype(dtype))
-        return rounded
+            inner *= parts[".nested_absmax"].view(np.float32).take(outer)
+            inner += np.float32(self.offset)
+        return inner
 
     def states(self, suffix: str, said: Array, shape: tuple[int, ...]) -> bool:  # noqa: ARG002
         by_rows = suffix == ".weight_format" and not said.any()

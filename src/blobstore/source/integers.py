@@ -23,10 +23,9 @@ Sources:
 from __future__ import annotations
 
 import math
-from abc import abstractmethod
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
-from typing import ClassVar
+from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -34,85 +33,76 @@ from blobstore import kernels
 from blobstore.formats.dtypes import DType
 from blobstore.formats.quant import AFFINE_GROUP_SIZES, Quantization, QuantType
 from blobstore.kernels.arrays import Array, QuantizedArray, numpy_dtype
-from blobstore.kernels.reference import AWQ_PLACES
 from blobstore.source.coding import Coding, CodingError, ReadRegion, Region
 
 _WORD, _WORD_BYTES = 32, 4
 _NIBBLE, _BYTE = 4, 8
-_BLOCK = 2**14
-"""Words of rows that are unpacked at a time."""
+_SQUARE = _WORD // _NIBBLE
 _SIGNIFICANT_BITS = {DType.BF16: 8, DType.F16: 11, DType.F32: 24}
 
 
 @dataclass(frozen=True, slots=True)
 class Words:
-    """Codes of ``bits`` in 32-bit words, from the lowest bits up: ``dense``, or none cut in two."""
+    """Codes of ``bits`` in 32-bit words, from the lowest bits up.
+
+    The lower ``used`` bits of a word have codes; if that is not all, no code is cut in two.
+    """
 
     bits: int
-    dense: bool = True
+    used: int = _WORD
+
+    @classmethod
+    def of(cls, bits: int) -> tuple[Words, Words]:
+        """Return the two ways: dense words, and words of whole codes."""
+        return cls(bits), cls(bits, _WORD - _WORD % bits)
 
     def count(self, codes: int) -> int:
         """Return how many words hold so many codes."""
-        return -(-codes * self.bits // _WORD) if self.dense else -(-codes // (_WORD // self.bits))
+        return -(-codes * self.bits // self.used)
 
     def codes(self, words: int) -> int:
         """Return how many codes fit into so many words."""
-        return words * _WORD // self.bits if self.dense else words * (_WORD // self.bits)
+        return words * self.used // self.bits
+
+    def widened(self, words: Array, wide: int, count: int) -> Array:
+        """Return codes of each row of U32 ``[rows, words]`` with 4 or 8 bits, in U32 words."""
+        size = -(-count * wide // _WORD)
+        if self == Words(wide) and words.shape[1] == size:
+            return words
+        packed = np.ascontiguousarray(words)
+        return kernels.active().widen(packed, self.bits, self.used, wide, size)
 
     def unpack(self, words: Array, count: int) -> Array:
-        """Return codes of each row of U32 ``[rows, words]`` as U8 ``[rows, count]``."""
-        if self.bits == _BYTE:
-            return np.ascontiguousarray(words).view(np.uint8)[:, :count]
-        # After so many codes and words, codes begin at the lowest bit of a word again.
-        is_cut = self.dense and _WORD % self.bits != 0
-        codes, width = (_WORD, self.bits) if is_cut else (_WORD // self.bits, 1)
-        padded = np.pad(words, ((0, 0), (0, -words.shape[1] % width)))
-        wide = padded.reshape(len(words), -1, width)
-        unpacked = np.empty((*wide.shape[:2], codes), np.uint8)
-        for number in range(codes):
-            word, shift = divmod(number * self.bits, _WORD)
-            code = wide[..., word] >> np.uint32(shift)
-            if shift + self.bits > _WORD:
-                code |= wide[..., word + 1] << np.uint32(_WORD - shift)
-            unpacked[..., number] = code & np.uint32(2**self.bits - 1)
-        return unpacked.reshape(len(words), -1)[:, :count]
+        """Return ``count`` codes of each row, or a few more, as U8 ``[rows, count]``."""
+        return np.ascontiguousarray(self.widened(words, _BYTE, count)).view(np.uint8)
 
 
-@dataclass(frozen=True, slots=True)
-class Rows:
+class Rows(NamedTuple):
     """Rows of a matrix: their codes, in U32 ``words`` of each; scales and biases of their groups.
 
-    These are float32 ``[rows, groups]``; where ``by_zero``, the biases are zero points instead.
-    ``group``: consecutive columns that share them, or the number of each column's group.
+    These are float32 ``[rows, groups]``; the biases may be zero points instead. ``groups``: that of
+    each column.
     """
 
     words: Array
     packing: Words
     scales: Array
     biases: Array
-    group: int | Array
-    by_zero: bool = True
-
-    def blocks(self) -> Iterator[tuple[slice, Rows]]:
-        """Yield a few rows at a time, and their numbers: temporary arrays stay in the cache."""
-        step = max(1, _BLOCK // self.words.shape[1])
-        for first in range(0, len(self.words), step):
-            place = slice(first, first + step)
-            scales, biases = self.scales[place], self.biases[place]
-            yield place, replace(self, words=self.words[place], scales=scales, biases=biases)
-
-    def of_columns(self, columns: Array) -> tuple[Array, Array]:
-        """Return the scales and the biases, or zero points, of columns."""
-        groups = columns // self.group if isinstance(self.group, int) else self.group
-        return self.scales.take(groups, axis=1), self.biases.take(groups, axis=1)
+    groups: Array
 
 
 @dataclass(frozen=True, slots=True)
 class IntegerCodes(Coding):
     """How the codes of matrices ``[rows, cols]`` lie in a source's tensors.
 
-    ``group``: consecutive columns that share a scale, of dtype ``scale``. ``permuted``: columns of
-    a group do not follow each other.
+    ``words``: how they are packed; None if a code is one byte of two's complement. ``group``:
+    consecutive columns that share a scale, of dtype ``scale``. ``permuted``: a tensor says which
+    group each column is in instead. ``by_row``: each row has its own scales; else a matrix has one.
+    ``zeros``: "" without zero points, as codes are symmetric; "bytes" if these lie as scales do;
+    "words" if they are packed along rows; "biases" if a bias lies with each scale.
+
+    ``transposed``: columns come first in all tensors, of one matrix. ``along_rows``: codes are
+    packed along rows, in AWQ's order. ``zero_is_less_one``: as version 1 of GPTQ stores them.
     """
 
     bits: int
@@ -120,9 +110,20 @@ class IntegerCodes(Coding):
     cols: int
     group: int
     scale: DType
+    words: Words | None
+    zeros: str = ""
+    by_row: bool = True
     permuted: bool = False
+    transposed: bool = False
+    along_rows: bool = False
+    zero_is_less_one: bool = False
 
     stated = (".shape", ".order")
+
+    @property
+    def by_columns(self) -> bool:
+        """True if the values of a row lie far apart, each beside those of the next rows."""
+        return self.transposed
 
     @property
     def quantization(self) -> Quantization | None:
@@ -134,23 +135,41 @@ class IntegerCodes(Coding):
         return None
 
     @property
-    def has_zeros(self) -> bool:
-        """True if zero points are stored, which need not be powers of two."""
-        return True
-
-    @property
     def rounding(self) -> float:
-        """That of ``-scale * zero``; zero points have as many bits as codes."""
-        largest = 2**self.bits - 1 if self.has_zeros else 0
+        """That of ``-scale * zero``, unless all zero points are powers of two."""
+        largest = 2**self.bits - 1 if self.zeros in ("bytes", "words") else 0
         return largest * 2.0 ** -(1 + _SIGNIFICANT_BITS[self.scale])
 
-    @abstractmethod
-    def regions(self, first: int, stop: int) -> Iterator[Region]:
-        """Yield what rows of the matrices, one after the other, are made from."""
+    @property
+    def _groups(self) -> int:
+        return -(-self.cols // self.group)
 
-    @abstractmethod
-    def decoded(self, parts: Mapping[str, Array], first: int, stop: int) -> Rows:
-        """Return rows from the bytes of their regions, by suffix."""
+    @property
+    def _packed(self) -> Words:
+        return self.words or Words(self.bits)
+
+    def shapes(self, lead: tuple[int, ...]) -> Iterator[tuple[str, DType, tuple[int, ...]]]:
+        """Yield the suffix, dtype and shape of each tensor of ``lead`` matrices."""
+
+        def of(rows: int, cols: int) -> tuple[int, ...]:
+            return (cols, rows) if self.transposed else (*lead, rows, cols)
+
+        count, scales = self._packed.count, of(self.rows, self._groups) if self.by_row else lead
+        if self.words is None:
+            yield "", DType.I8, of(self.rows, self.cols)
+        elif self.along_rows:
+            yield "", DType.I32, of(count(self.rows), self.cols)
+        else:
+            yield "", DType.I32, of(self.rows, count(self.cols))
+        yield ".scale", self.scale, scales
+        if self.zeros == "biases":
+            yield ".bias", self.scale, scales
+        elif self.zeros == "bytes":
+            yield ".zero", DType.I8, scales
+        elif self.zeros:
+            yield ".zero", DType.I32, of(count(self.rows), self._groups)
+        if self.transposed:
+            yield ".order", DType.I32, (self.cols,)
 
     def states(self, suffix: str, said: Array, shape: tuple[int, ...]) -> bool:
         """Return True if a weight's shape or, unless permuted, its columns' groups are as said."""
@@ -158,11 +177,11 @@ class IntegerCodes(Coding):
             return bool(said.tolist() == list(shape))
         if not self.permuted:
             return np.array_equal(said, np.arange(self.cols) // self.group)
-        return bool(((said >= 0) & (said < -(-self.cols // self.group))).all())
+        return bool(((said >= 0) & (said < self._groups)).all())
 
     def needs(self, start: int, count: int) -> Iterator[tuple[str, int, int]]:
         """Yield what values are made from: a tensor's suffix, and from where to where in bytes."""
-        for region in self.regions(*self._range(start, count)):
+        for region in self._regions(*self._range(start, count)):
             yield region.suffix, *region.needs
 
     def values(self, read: ReadRegion, start: int, count: int, dtype: DType) -> Array:
@@ -175,15 +194,16 @@ class IntegerCodes(Coding):
         if quantization is not None:
             array = self._array(rows, quantization, start - first, count, DType.F32)
             return kernels.dequantize(array, dtype)
-        values = np.empty((len(rows.words), self.cols), numpy_dtype(dtype))
-        with np.errstate(over="ignore", invalid="ignore"):
-            for place, some in rows.blocks():
-                scales, biases = some.of_columns(np.arange(self.cols))
-                codes = some.packing.unpack(some.words, self.cols).astype(np.float32)
-                values[place] = (
-                    (codes - biases) * scales if some.by_zero else codes * scales + biases
-                )
-        return values.reshape(-1)[start - first :][:count]
+        values = np.empty(len(rows.words) * self.cols, numpy_dtype(dtype))
+        kernels.active().dequantize_columns(
+            rows.packing.unpack(rows.words, self.cols),
+            rows.groups,
+            np.ascontiguousarray(rows.scales),
+            np.ascontiguousarray(rows.biases),
+            values,
+            by_zero=self.zeros != "biases",
+        )
+        return values[start - first :][:count]
 
     def quantized(self, read: ReadRegion, start: int, count: int) -> QuantizedArray[Array]:
         """Return the same as codes, scales and biases of `quantization`, whole groups of it."""
@@ -198,19 +218,12 @@ class IntegerCodes(Coding):
     ) -> QuantizedArray[Array]:
         """Return some of the rows' values; scales and biases have the dtype ``scale``."""
         bits, size = quantization.quant_type.bits, quantization.group_size
-        words = rows.words
-        if rows.packing != Words(bits) or words.shape[1] != self.cols * bits // _WORD:
-            words = np.empty((len(words), self.cols * bits // _WORD), np.uint32)
-            for place, some in rows.blocks():
-                codes = some.packing.unpack(some.words, self.cols)
-                if bits == _NIBBLE:
-                    codes = codes[:, 0::2] | codes[:, 1::2] << np.uint8(_NIBBLE)
-                words[place] = np.ascontiguousarray(codes).view(np.uint32)
-        words = words.reshape(-1)[start * bits // _WORD :][: count * bits // _WORD]
-        kind = numpy_dtype(scale)
-        scales, biases = rows.of_columns(np.arange(0, self.cols, size))
+        words = rows.packing.widened(rows.words, bits, self.cols).reshape(-1)
+        words = words[start * bits // _WORD :][: count * bits // _WORD]
+        kind, groups = numpy_dtype(scale), rows.groups[::size]
+        scales, biases = rows.scales.take(groups, axis=1), rows.biases.take(groups, axis=1)
         with np.errstate(over="ignore", invalid="ignore"):
-            biases = -scales * biases if rows.by_zero else biases
+            biases = biases if self.zeros == "biases" else -scales * biases
             scales, biases = (
                 part.reshape(-1)[start // size :][: count // size].astype(kind)
                 for part in (scales, biases)
@@ -223,149 +236,116 @@ class IntegerCodes(Coding):
         return start // self.cols, (start + count - 1) // self.cols + 1
 
     def _read(self, read: ReadRegion, start: int, count: int) -> tuple[int, Rows]:
-        """Return the rows that values are in, and the flat index of the first value of these."""
+        """Return the flat index of the first value of the rows that values are in, and these."""
         first, stop = self._range(start, count)
-        parts = {region.suffix: read(region) for region in self.regions(first, stop)}
-        return first * self.cols, self.decoded(parts, first, stop)
-
-
-@dataclass(frozen=True, slots=True)
-class RowCodes(IntegerCodes):
-    """Codes that lie row by row, as compressed-tensors and MLX store them.
-
-    ``words``: how each row is packed; None if a code is one byte of two's complement. ``by_row``:
-    each row has its own scales; else a matrix has one. ``zeros``: "" without zero points, as codes
-    are symmetric; "bytes" if these lie as scales do; "words" if they are packed along rows;
-    "biases" if a bias lies with each scale.
-    """
-
-    words: Words | None = None
-    by_row: bool = True
-    zeros: str = ""
-
-    @property
-    def has_zeros(self) -> bool:
-        return self.zeros in ("bytes", "words")
-
-    @property
-    def _line(self) -> int:
-        return self.cols if self.words is None else _WORD_BYTES * self.words.count(self.cols)
-
-    @property
-    def _groups(self) -> int:
-        return self.cols // self.group
-
-    @property
-    def _zero_words(self) -> Words:
-        return self.words or Words(self.bits)
-
-    def regions(self, first: int, stop: int) -> Iterator[Region]:
-        yield Region.lines("", self._line, first, stop)
-        size = self.scale.bits // 8
-        if not self.by_row:
-            first, stop = first // self.rows, (stop - 1) // self.rows + 1
-        yield Region.lines(".scale", size * self._groups, first, stop)
-        if self.zeros == "biases":
-            yield Region.lines(".bias", size * self._groups, first, stop)
-        elif self.zeros == "bytes":
-            yield Region.lines(".zero", self._groups, first, stop)
-        elif self.zeros:
-            line = _WORD_BYTES * self._zero_words.count(self.rows) * self._groups
-            yield Region.lines(".zero", line, first // self.rows, (stop - 1) // self.rows + 1)
-
-    def decoded(self, parts: Mapping[str, Array], first: int, stop: int) -> Rows:
-        words, packing = parts[""].reshape(stop - first, -1), self.words
-        if packing is None:
-            packing = Words(_BYTE)
-            padding = (0, -self.cols % _WORD_BYTES)
-            words = np.pad(words + np.uint8(2 ** (self.bits - 1)), ((0, 0), padding))
-            if words.max(initial=0) >> self.bits:
-                raise CodingError(f"a code does not fit in the {self.bits} bits of config.json")
-        words = np.ascontiguousarray(words).view(np.uint32)
-        scales = parts[".scale"].view(numpy_dtype(self.scale)).reshape(-1, self._groups)
-        matrices = np.arange(first, stop) // self.rows - first // self.rows
-        if not self.by_row:
-            scales = scales[matrices]
-        zeros = np.full((1, 1), 2 ** (self.bits - 1), np.float32)
-        if self.zeros == "biases":
-            zeros = parts[".bias"].view(numpy_dtype(self.scale)).reshape(scales.shape)
-        elif self.zeros == "bytes":
-            zeros = parts[".zero"].view(np.int8).reshape(-1, self._groups) + zeros
-            zeros = zeros if self.by_row else zeros[matrices]
-        elif self.zeros:
-            zeros = self._unpacked_zeros(parts[".zero"], first, stop)
-        zeros = np.broadcast_to(zeros.astype(np.float32), scales.shape)
-        by_zero = self.zeros != "biases"
-        return Rows(words, packing, scales.astype(np.float32), zeros, self.group, by_zero)
-
-    def _unpacked_zeros(self, raw: Array, first: int, stop: int) -> Array:
-        """Return the zero points of rows, which are packed along the rows of each matrix."""
-        words = self._zero_words
-        packed = raw.view(np.uint32).reshape(-1, words.count(self.rows), self._groups)
-        before = first // self.rows * self.rows
-        unpacked = [words.unpack(one.T, self.rows).T for one in packed]
-        return np.concatenate(unpacked)[first - before : stop - before]
-
-
-@dataclass(frozen=True, slots=True)
-class ColumnCodes(IntegerCodes):
-    """Codes of one matrix that lies with its inputs first, as GPTQ and AWQ store them.
-
-    GPTQ packs codes along inputs, AWQ along outputs (``along_outputs``). Zero points are packed
-    along outputs. ``zero_is_less_one``: as version 1 of GPTQ stores them. If columns are permuted,
-    a tensor says which group each is in.
-    """
-
-    by_columns: ClassVar[bool] = True
-    along_outputs: bool = False
-    zero_is_less_one: bool = False
-
-    def regions(self, first: int, stop: int) -> Iterator[Region]:
-        outputs = self._outputs(first, stop)
-        inputs, groups = self.cols, -(-self.cols // self.group)
-        if self.along_outputs:
-            yield self._region("", self._packed(self.rows), inputs, *map(self._packed, outputs))
-        else:
-            yield self._region("", self.rows, self._packed(inputs), first, stop)
-        yield self._region(".zero", self._packed(self.rows), groups, *map(self._packed, outputs))
-        size = self.scale.bits // 8
-        yield Region(".scale", self.rows * size, 0, groups, first * size, stop * size)
+        parts = {region.suffix: read(region) for region in self._regions(first, stop)}
+        scales = self._of_groups(parts[".scale"], numpy_dtype(self.scale), first, stop)
+        order = np.arange(self.cols, dtype=np.int32) // np.int32(min(self.group, self.cols))
         if self.permuted:
-            yield Region.span(".order", 0, _WORD_BYTES * inputs)
+            order = parts[".order"].view(np.int32).reshape(-1)
+        words, packing = self._words(parts[""], first, stop)
+        biases = np.broadcast_to(self._biases(parts, first, stop), scales.shape)
+        return first * self.cols, Rows(words, packing, scales, biases, order)
 
-    def decoded(self, parts: Mapping[str, Array], first: int, stop: int) -> Rows:
-        begin, _ = self._outputs(first, stop)
-        lines = parts[""].view(np.uint32)
-        words = kernels.active().turn(lines, len(AWQ_PLACES) if self.along_outputs else 1)
-        if self.along_outputs:
-            words = words[first - begin : stop - begin]
-        packed = parts[".zero"].view(np.uint32)
-        if self.zero_is_less_one and self.bits in (2, _NIBBLE, _BYTE):
-            packed = packed + np.uint32((2**_WORD - 1) // (2**self.bits - 1))
-        zeros = self._of_outputs(packed, first - begin, stop - begin)
-        if self.zero_is_less_one and self.bits not in (2, _NIBBLE, _BYTE):
-            zeros = (zeros + np.uint8(1)) & np.uint8(2**self.bits - 1)
-        scales = parts[".scale"].view(numpy_dtype(self.scale)).T
-        group = parts[".order"].view(np.int32).reshape(-1) if self.permuted else self.group
-        scales, zeros = scales.astype(np.float32), zeros.T.astype(np.float32)
-        return Rows(words, Words(self.bits), scales, zeros, group)
+    def _regions(self, first: int, stop: int) -> Iterator[Region]:
+        """Yield what rows of the matrices, one after the other, are made from."""
+        if self.along_rows:
+            yield self._packed_rows("", self.cols, first, stop)
+        elif self.words is None:
+            yield self._lines("", self.cols, 1, first, stop)
+        else:
+            yield self._lines("", self.words.count(self.cols), _WORD_BYTES, first, stop)
+        if self.zeros == "words":
+            yield self._packed_rows(".zero", self._groups, first, stop)
+        if not self.by_row:
+            first, stop = self._matrices(first, stop)
+        size = self.scale.bits // 8
+        yield self._lines(".scale", self._groups, size, first, stop)
+        if self.zeros == "biases":
+            yield self._lines(".bias", self._groups, size, first, stop)
+        elif self.zeros == "bytes":
+            yield self._lines(".zero", self._groups, 1, first, stop)
+        if self.permuted:
+            yield Region.span(".order", 0, _WORD_BYTES * self.cols)
 
-    def _packed(self, codes: int) -> int:
-        return Words(self.bits).count(codes)
+    def _lines(self, suffix: str, items: int, size: int, first: int, stop: int) -> Region:
+        """Return items of rows, of ``size`` bytes each."""
+        if self.transposed:
+            return Region(suffix, self.rows * size, 0, items, first * size, stop * size)
+        return Region.lines(suffix, items * size, first, stop)
 
-    def _region(self, suffix: str, line: int, lines: int, begin: int, end: int) -> Region:
-        """Return words of each of all lines."""
-        size = _WORD_BYTES
-        return Region(suffix, line * size, 0, lines, begin * size, end * size)
+    def _packed_rows(self, suffix: str, items: int, first: int, stop: int) -> Region:
+        """Return the words of items that are packed along rows."""
+        line = _WORD_BYTES * self._packed.count(self.rows)
+        if not self.transposed:
+            return Region.lines(suffix, line * items, *self._matrices(first, stop))
+        begin, end = map(self._packed.count, self._whole(first, stop))
+        return Region(suffix, line, 0, items, begin * _WORD_BYTES, end * _WORD_BYTES)
 
-    def _outputs(self, first: int, stop: int) -> tuple[int, int]:
-        """Return outputs that begin and end where words do."""
+    def _matrices(self, first: int, stop: int) -> tuple[int, int]:
+        return first // self.rows, (stop - 1) // self.rows + 1
+
+    def _whole(self, first: int, stop: int) -> tuple[int, int]:
+        """Return rows that begin and end where words that are packed along them do."""
+        if not self.transposed:
+            begin, end = self._matrices(first, stop)
+            return begin * self.rows, end * self.rows
         whole = _WORD // math.gcd(_WORD, self.bits)
         return first // whole * whole, min(-(-stop // whole) * whole, self.rows)
 
-    def _of_outputs(self, words: Array, first: int, stop: int) -> Array:
-        """Return codes that are packed along outputs."""
-        codes = Words(self.bits).unpack(words, Words(self.bits).codes(words.shape[1]))
-        if self.along_outputs:
-            codes = codes.reshape(len(words), -1, len(AWQ_PLACES))[..., AWQ_PLACES]
-        return codes.reshape(len(words), -1)[:, first:stop]
+    def _words(self, raw: Array, first: int, stop: int) -> tuple[Array, Words]:
+        """Return the words of each row, and how codes lie in them."""
+        if self.along_rows:
+            begin, _ = self._whole(first, stop)
+            words = kernels.active().turn(raw.view(np.uint32), _SQUARE)
+            return words[first - begin : stop - begin], self._packed
+        if self.transposed:
+            return kernels.active().turn(raw.view(np.uint32), 1), self._packed
+        lines = raw.reshape(stop - first, -1)
+        if self.words is not None:
+            return lines.view(np.uint32), self.words
+        padding = (0, -self.cols % _SQUARE)
+        codes = np.pad(lines + np.uint8(2 ** (self.bits - 1)), ((0, 0), padding))
+        if codes.max(initial=0) >> self.bits:
+            raise CodingError(f"a code does not fit in the {self.bits} bits of config.json")
+        if self.bits > _NIBBLE:
+            return codes.view(np.uint32), Words(_BYTE)
+        pairs = codes[:, 0::2] | codes[:, 1::2] << np.uint8(_NIBBLE)
+        return pairs.view(np.uint32), Words(_NIBBLE)
+
+    def _biases(self, parts: Mapping[str, Array], first: int, stop: int) -> Array:
+        """Return the biases or zero points of the groups of rows, in float32."""
+        middle = np.full((1, 1), 2 ** (self.bits - 1), np.float32)
+        if self.zeros == "biases":
+            return self._of_groups(parts[".bias"], numpy_dtype(self.scale), first, stop)
+        if self.zeros == "bytes":
+            return self._of_groups(parts[".zero"], np.dtype(np.int8), first, stop) + middle
+        return self._zeros(parts[".zero"], first, stop) if self.zeros else middle
+
+    def _of_groups(self, raw: Array, kind: np.dtype[np.generic], first: int, stop: int) -> Array:
+        """Return the items of the groups of rows in float32."""
+        items = raw.view(kind)
+        items = items.T if self.transposed else items.reshape(-1, self._groups)
+        if not self.by_row:
+            items = items[np.arange(first, stop) // self.rows - first // self.rows]
+        return items.astype(np.float32)
+
+    def _zeros(self, raw: Array, first: int, stop: int) -> Array:
+        """Return zero points that are packed along rows."""
+        words, (begin, end) = self._packed, self._whole(first, stop)
+        packed = raw.view(np.uint32)
+        if not self.transposed:  # as if they were
+            packed = packed.reshape(-1, words.count(self.rows), self._groups).swapaxes(1, 2)
+            packed = packed.reshape(-1, packed.shape[-1])
+        in_whole_words = _WORD % self.bits == 0
+        if self.zero_is_less_one and in_whole_words:
+            packed = packed + np.uint32((2**_WORD - 1) // (2**self.bits - 1))
+        if self.along_rows:
+            zeros = words.unpack(kernels.active().turn(packed, _SQUARE), self._groups)
+            return zeros[first - begin : stop - begin, : self._groups].astype(np.float32)
+        count = end - begin if self.transposed else self.rows
+        zeros = words.unpack(packed, count)[:, :count]
+        if self.zero_is_less_one and not in_whole_words:
+            zeros = (zeros + np.uint8(1)) & np.uint8(2**self.bits - 1)
+        zeros = zeros.reshape(-1, self._groups, count).swapaxes(1, 2).reshape(-1, self._groups)
+        return zeros[first - begin : stop - begin].astype(np.float32)

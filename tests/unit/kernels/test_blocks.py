@@ -115,6 +115,34 @@ def test_runs_have_the_bits_of_the_whole_and_nothing_around_them_is_written(
             assert (buffer[128 + 2 * (stop - start) :] == 0x55).all()
 
 
+@any_kernel
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_tables_and_whole_numbers(kernel: kernels.Kernel, dtype: Any) -> None:
+    """Codes of 4 bits, the first in the high bits, and parts of 127, from anywhere in a block."""
+    random = np.random.default_rng(5)
+    codes = random.integers(0, 256, 1500, dtype=np.uint8)
+    scales = random.standard_normal(100).astype(np.float32)
+    table = random.standard_normal(16).astype(np.float32)
+    nibbles = np.stack((codes >> 4, codes & 15), axis=-1).reshape(-1)
+    whole = codes.view(np.int8).astype(np.float32)
+    for first, count in ((0, 1500), (1, 1), (31, 33), (63, 1023)):
+        form: Any = {"rows": 1, "cols": 2000, "first": first, "count": count, "block_cols": 64}
+        blocks = scales[first // 64 : (first + count - 1) // 64 + 1]
+        of_each = scales[np.arange(first, first + count) // 64]
+        for run, values in (
+            (
+                BlockRun(**form, dtype=DType.U8, table=tuple(table)),
+                table[nibbles[:count]] * of_each,
+            ),
+            (BlockRun(**form, dtype=DType.I8), whole[:count] * of_each * np.float32(1 / 127)),
+        ):
+            out = np.empty(count, dtype)
+            kernels.decode_blocks_into(codes[: run.nbytes], blocks, out, run, kernel=kernel)
+            np.testing.assert_array_equal(raw(out), raw(values.astype(dtype)))
+    with pytest.raises(UsageError, match="table has 0 values"):
+        BlockRun(rows=1, cols=1, first=0, count=0, dtype=DType.U8)
+
+
 # A matrix, a row, groups of one row, blocks of several rows, those cut at both edges, one value.
 BLOCKS = [(257, 300), (1, 300), (1, 32), (1, 100), (3, 1), (16, 64), (100, 7), (1, 1)]
 
