@@ -59,11 +59,14 @@ class Coding(ABC):
 
     Indexes are flat, in the values of all matrices ``[rows, cols]`` of the weight. ``stated``: the
     suffixes of tensors that `states` checks, if the weight has them, before any value is read.
-    ``by_columns``: the values of a row lie far apart, each beside those of the next rows.
     """
 
     stated: ClassVar[tuple[str, ...]] = ()
-    by_columns: ClassVar[bool] = False
+
+    @property
+    def by_columns(self) -> bool:
+        """True if the values of a row lie far apart, each beside those of the next rows."""
+        return False
 
     @property
     def is_quantized(self) -> bool:

@@ -122,7 +122,7 @@ class IntegerCodes(Coding):
 
     @property
     def by_columns(self) -> bool:
-        """True if the values of a row lie far apart, each beside those of the next rows."""
+        """See `Coding.by_columns`."""
         return self.transposed
 
     @property
