@@ -81,6 +81,17 @@ def link_by_hand(store: Store, name: str, blobs: Mapping[str, bytes]) -> None:
     path.write_text(json.dumps({"schemaVersion": 2, "layers": layers}))
 
 
+def gguf_by_hand(store: Store, name: str, data: bytes, file_type: str) -> None:
+    """Write a model of one GGUF file, as Ollama's pull does."""
+    kind = "application/vnd.ollama.image.model"
+    config = json.dumps({"model_format": "gguf", "file_type": file_type}).encode()
+    layers = [layer_by_hand(store, "", data) | {"mediaType": kind}]
+    manifest = {"schemaVersion": 2, "config": layer_by_hand(store, "", config), "layers": layers}
+    path = manifest_path(store, name)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(manifest))
+
+
 def layer_by_hand(store: Store, name: str, data: bytes) -> dict[str, Any]:
     """Write one blob and return its layer of a manifest."""
     path = blob_path(store, data)

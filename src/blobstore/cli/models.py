@@ -153,7 +153,8 @@ def _list_row(model: ListedModel | BrokenModel) -> tuple[object, ...]:
 
     if isinstance(model, BrokenModel):
         return (model.name, "", "", "broken", "", "", model.error.message[:LONGEST_REASON])
-    weights = (model.quant_type, bits(model.bits_per_weight), count(model.parameters))
+    parameters = count(model.parameters) if model.parameters else ""  # of an unread GGUF file
+    weights = (model.quant_type, bits(model.bits_per_weight), parameters)
     return (model.name, model.id.short, size(model.size), *weights, age(model.modified))
 
 
@@ -226,6 +227,8 @@ def show(
         show_json(shown)
         return
     _show_model(shown)
+    if (hint := StoredModel(full, manifest, home).gguf_hint) is not None:
+        note(f"it is a GGUF file, for Ollama. {hint}")
     if covered is not None:
         emit()
         show_coverage(covered)

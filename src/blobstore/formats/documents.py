@@ -29,6 +29,8 @@ from blobstore.names import Digest
 MANIFEST_MEDIA_TYPE = "application/vnd.docker.distribution.manifest.v2+json"
 CONFIG_MEDIA_TYPE = "application/vnd.docker.container.image.v1+json"
 TENSOR_MEDIA_TYPE = "application/vnd.ollama.image.tensor"
+GGUF_MEDIA_TYPE = "application/vnd.ollama.image.model"
+"""A GGUF file: the weights of most of Ollama's models. We read its header only."""
 JSON_MEDIA_TYPE = "application/vnd.ollama.image.json"
 FILE_MEDIA_TYPE = "application/vnd.blobstore.file"
 """A file of the checkpoint, byte for byte, named by its path in the folder; Ollama ignores it."""
@@ -168,6 +170,10 @@ class Manifest(Document):
     @property
     def tensor_layers(self) -> tuple[Descriptor, ...]:
         return tuple(layer for layer in self.layers if layer.media_type == TENSOR_MEDIA_TYPE)
+
+    @property
+    def gguf_layers(self) -> tuple[Descriptor, ...]:
+        return tuple(layer for layer in self.layers if layer.media_type == GGUF_MEDIA_TYPE)
 
     @property
     def json_layers(self) -> tuple[Descriptor, ...]:

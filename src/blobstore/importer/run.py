@@ -83,10 +83,12 @@ def default_name(plan: ImportPlan) -> ModelName:
     Raises: InvalidNameError when the stem is not a model name.
     """
     stem, quant_type = plan.inventory.folder.stem, plan.options.quant_type
+    hint = "Give the model a name: blobstore import SOURCE NAME."
+    if stem.startswith("sha256-"):
+        raise InvalidNameError(f"the file of a blob does not name its model: {stem}", hint=hint)
     try:
         return ModelName(model=stem, tag=quant_type.value if quant_type is not None else "latest")
     except InvalidNameError as error:
-        hint = "Give the model a name: blobstore import SOURCE NAME."
         raise error.about(hint=hint) from None
 
 

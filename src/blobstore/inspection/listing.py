@@ -12,7 +12,7 @@ from datetime import datetime
 from functools import cache
 from typing import Annotated, ClassVar
 
-from blobstore.errors import BlobStoreError, NotFoundError
+from blobstore.errors import BlobStoreError, CorruptDataError, LimitExceededError, NotFoundError
 from blobstore.formats.checkpoint import CHAT_TEMPLATE, TEMPLATE_DOCUMENTS
 from blobstore.formats.documents import (
     TEMPLATE_MEDIA_TYPE,
@@ -21,6 +21,7 @@ from blobstore.formats.documents import (
     ModelConfig,
 )
 from blobstore.formats.dtypes import float_dtype
+from blobstore.formats.gguf import GgufTensor, gguf_header
 from blobstore.formats.provenance import OWN_DOCUMENT, Coverage, Tally
 from blobstore.formats.quant import QuantType
 from blobstore.model import on_mlx_lm, on_ollama
@@ -110,15 +111,16 @@ def describe(
 
     is_described = _is_described(model, config or {})
     facts = ModelFacts(config, names, tensor_facts, draft, read, is_described)
-    weights = weights_by_type(tensor for _, tensor in tensors)
+    counted = [tensor for _, tensor in tensors] or gguf_tensors(store, manifest)
+    weights = weights_by_type(counted)
     return ModelDetails(
         name=name,
         id=manifest.digest,
         modified=store.manifests.modified_at(name),
         size=manifest.size,
         parameters=weights.total(),
-        bits_per_weight=bits_per_weight(sum(one.nbytes for _, one in tensors), weights.total()),
-        quant_type=model_type(own, weights),
+        bits_per_weight=bits_per_weight(sum(one.nbytes for one in counted), weights.total()),
+        quant_type=model_type(model, weights),
         architecture=facts.architecture,
         context_length=_integer(config or {}, "max_position_embeddings"),
         embedding_length=_integer(config or {}, "hidden_size"),
@@ -174,12 +176,31 @@ def _is_described(model: StoredModel, config: Config) -> bool:
     return True
 
 
-def model_type(config: ModelConfig, counts: Mapping[str, int]) -> str:
+def gguf_tensors(store: Readable, manifest: Manifest) -> list[GgufTensor]:
+    """Return the tensors of a model's GGUF files; none if a header is not valid.
+
+    Raises: NotFoundError, StorageError.
+    """
+    tensors: list[GgufTensor] = []
+    try:
+        for layer in manifest.gguf_layers:
+            with store.blobs.open(layer) as reader:
+                tensors += gguf_header(reader, arrays=False).tensors.values()
+    except (CorruptDataError, LimitExceededError):
+        return []
+    return tensors
+
+
+def model_type(model: StoredModel, counts: Mapping[str, int]) -> str:
     """Return the type that was asked for, when some tensor has it; else the most frequent one.
 
     ``counts``: weights by type. A quantized type counts before any other. Sensitive layers of a
-    4-bit model are kept in 8 bits, so a count alone would call a small int4 model int8.
+    4-bit model are kept in 8 bits, so a count alone would call a small int4 model int8. The type
+    of a GGUF file begins with ``GGUF``, and is as Ollama names it: ``GGUF Q4_K_M``.
     """
+    config = model.config
+    if model.manifest.gguf_layers:
+        return " ".join(filter(None, ("GGUF", config.file_type)))
     if config.file_type in counts or not counts:
         return config.file_type or ""
     return min(counts, key=lambda kind: (kind not in _QUANTIZED, -counts[kind], kind))
@@ -326,11 +347,12 @@ def _summary(store: Readable, raw: bytes, forms: KnownForms) -> Summary:
     manifest = Manifest.parse(raw, "the manifest")
     model = StoredModel(None, manifest, store)
     outline = ModelOutline.of(model, unique(manifest.tensor_layers), forms)
-    weights = weights_by_type(outline.forms)
+    counted = outline.forms or gguf_tensors(store, manifest)
+    weights = weights_by_type(counted)
     return Summary(
         size=manifest.size,
         parameters=weights.total(),
-        tensor_bytes=sum(form.nbytes for form in outline.forms),
-        quant_type=model_type(model.config, weights),
+        tensor_bytes=sum(form.nbytes for form in counted),
+        quant_type=model_type(model, weights),
         is_plain=is_plain(raw),
     )

@@ -140,10 +140,10 @@ class Summary:
     is_plain: bool
 
 
-_VERSION = 2
+_VERSION = 3
 """Increases when the same blobs get another summary."""
 _SUMMARY = re.compile(
-    rf"([0-9]{{1,18}}) ([0-9]{{1,24}}) ([0-9]{{1,24}}) ([01]) ([0-9A-Za-z_]{{0,32}}) {_VERSION}",
+    rf"([0-9]{{1,18}}) ([0-9]{{1,24}}) ([0-9]{{1,24}}) ([01]) ([0-9A-Za-z_ ]{{0,32}}) {_VERSION}",
     re.ASCII,
 )
 

@@ -138,9 +138,21 @@ class StoredModel:
     def weight_layers(self) -> tuple[Descriptor, ...]:
         """As `tensor_layers`. Raises: UnsupportedSourceError when the model has none of them."""
         if not (layers := self.tensor_layers):
-            message = f"model {self.name} has no tensor blobs: it is of another kind, perhaps GGUF"
-            raise UnsupportedSourceError(message, model=str(self.name))
+            what, hint = "has no tensor blobs", self.gguf_hint
+            if hint is not None:
+                what = f"is a GGUF file, which Ollama runs: ollama run {self.name}"
+            raise UnsupportedSourceError(
+                f"model {self.name} {what}", model=str(self.name), hint=hint
+            )
         return layers
+
+    @property
+    def gguf_hint(self) -> str | None:
+        """How to import the model's GGUF file; None without one. Raises: NotFoundError, …."""
+        for layer in self.manifest.gguf_layers[:1]:
+            with self.home.blobs.open(layer) as reader:
+                return f"Import it under another name: blobstore import {reader.name} NAME"
+        return None
 
     @contextmanager
     def open_layer(

@@ -196,6 +196,9 @@ def test_folders_and_files_that_are_no_checkpoints(
         assert hint in error
         (tmp_path / files[0]).unlink()
     assert "A checkpoint is" in cli.refused("plan", source / "config.json", code=1)
+    blob = (source / "model.safetensors").rename(tmp_path / "sha256-0123")
+    assert "Give the model a name" in cli.refused("import", blob)
+    blob.rename(source / "model.safetensors")
     (source / "blobstore.json").write_text("{}")
     assert "the name of our own record" in cli.refused("plan", source, code=1)
     monkeypatch.setenv("AWS_METADATA_ENDPOINT", "http://127.0.0.1:9")

@@ -23,6 +23,8 @@ FILE.metadata += [("tokens", ["a", "é", ""]), ("rate", 0.5), ("yes", True)]
 def test_a_header_is_read() -> None:
     header = gguf_header(BytesReader(FILE.raw))
     assert header.values == dict(FILE.metadata)
+    light = gguf_header(BytesReader(FILE.raw), arrays=False)
+    assert light == replace(header, values=dict(FILE.metadata) | {"tokens": []})
     head = header.tensors["output.weight"]
     assert (head.type.name, head.dims, head.nbytes) == ("Q8_0", (2, 64), 136)
     assert (head.begin, head.shape) == (512, (2, 68))
@@ -95,8 +97,9 @@ def test_hostile_files_are_refused(case: str) -> None:
 def test_every_shorter_file_is_refused() -> None:
     raw = FILE.raw
     for length in range(len(raw)):
-        with pytest.raises(HeaderError):
-            gguf_header(BytesReader(raw[:length]))
+        for arrays in (True, False):
+            with pytest.raises(HeaderError):
+                gguf_header(BytesReader(raw[:length]), arrays=arrays)
 
 
 def test_changed_bytes_are_refused_or_make_another_header() -> None:
@@ -120,6 +123,7 @@ def test_changed_bytes_are_refused_or_make_another_header() -> None:
         except BlobStoreError:
             continue
         read += 1
+        assert gguf_header(BytesReader(bytes(raw)), arrays=False).tensors == header.tensors
         ends = [header.data_start + one.end for one in header.tensors.values()]
         assert max(ends, default=0) <= len(raw)
     assert read > 100  # bytes of data, and of texts

@@ -11,9 +11,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 from support.checkpoints import normal, safetensors_bytes, write_checkpoint
+from support.gguf_files import model
 from support.stores import (
     blob_path,
     commit_model,
+    gguf_by_hand,
     link_by_hand,
     stored_arrays,
 )
@@ -60,6 +62,24 @@ def test_it_says_what_the_headers_say(store: Store, tmp_path: Path) -> None:
         assert isinstance(model, ListedModel)
         for field in ("name", "id", "modified", "size", "parameters", "quant_type"):
             assert getattr(model, field) == getattr(full, field)
+
+
+def test_models_of_ollama_are_gguf_files(store: Store) -> None:
+    file = model("Q8_0", bytes(2 * 2 * 34), (2, 64)).raw
+    gguf_by_hand(store, "m", file, "Q8_0")
+    gguf_by_hand(store, "damaged", file[:-1], "Q4_K_M")
+    for _ in range(2):  # the second time from notes
+        facts = {
+            str(one.name): (one.quant_type, one.parameters)
+            for one in list_models(store)
+            if isinstance(one, ListedModel)
+        }
+        assert facts == {"m:latest": ("GGUF Q8_0", 256), "damaged:latest": ("GGUF Q4_K_M", 0)}
+    details, _ = summarize(store, ModelName.parse("m"), store.manifest("m"))
+    assert (details.quant_type, details.parameters) == ("GGUF Q8_0", 256)
+    with pytest.raises(UnsupportedSourceError, match="ollama run m:latest") as caught:
+        blobstore.open_model("m", store=store)
+    assert f"blobstore import {blob_path(store, file)} NAME" in str(caught.value.hint)
 
 
 def test_a_blob_that_a_manifest_names_again_is_an_error(store: Store) -> None:
