@@ -36,6 +36,9 @@ class Digest:
         if _HEX.fullmatch(self.hex) is None:
             raise InvalidDigestError(f"not a sha256 digest: {quoted(self.hex)}", rule="D1")
 
+    def __repr__(self) -> str:
+        return f"Digest({str(self)!r})"
+
     @classmethod
     def parse(cls, text: object) -> Digest:
         """Return the digest that ``sha256:<64 hex>`` names.
@@ -101,6 +104,9 @@ class ModelName:
     tag: str = DEFAULT_TAG
     scheme: str = field(default="https", compare=False)
     """The scheme of the registry's address. A store ignores it when it compares names."""
+
+    def __repr__(self) -> str:
+        return f"ModelName({str(self)!r})"
 
     def __post_init__(self) -> None:
         _check(_HOST, _MAX_HOST, self.host, "host")

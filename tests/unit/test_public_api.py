@@ -6,10 +6,13 @@ Its signatures are described in docs/reference/api.md, and compared by test_refe
 from __future__ import annotations
 
 from importlib.resources import files
+from pathlib import Path
 
 import pytest
+from support.checkpoints import write_checkpoint
 
 import blobstore
+from blobstore.errors import UsageError
 
 NAMES = set(blobstore.__all__)
 
@@ -20,3 +23,23 @@ def test_public_names_are_sorted_and_resolve() -> None:
     assert [name for name in NAMES if getattr(blobstore, name) is None] == []
     with pytest.raises(AttributeError, match="'nonsense'"):
         blobstore.nonsense  # noqa: B018
+
+
+def test_a_path_stands_for_a_store_and_none_for_the_default(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = str(tmp_path / "s")
+    result = blobstore.import_model(write_checkpoint(tmp_path / "m"), store=root)
+    monkeypatch.setenv("OLLAMA_MODELS", root)
+    with blobstore.open_model("m") as model:
+        tensors = len(model)
+        assert repr(model) == f"Model('m:latest', {tensors} tensors)"
+        tensor = model["lm_head.weight"]
+    assert repr(tensor) == f"Tensor('lm_head.weight', {tensor.dtype}, {list(tensor.shape)})"
+    (listed,) = blobstore.list_models(Path(root))
+    assert repr(listed.name) == repr(result.name) == "ModelName('m:latest')"
+    assert repr(blobstore.open_store()) == f"Store({root!r})"
+    assert blobstore.verify(None).checked == result.blobs
+    assert len(repr(result)) < 1500
+    with pytest.raises(UsageError, match="an address"):
+        blobstore.open_store("s3://bucket/models")

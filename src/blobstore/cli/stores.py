@@ -64,13 +64,15 @@ def store_at(
     Raises: NotFoundError when ``folder`` does not exist, and it is not ``may_be_new``: the path is
     misspelt. On a fresh machine the others need not exist.
     """
+    from blobstore.store.local.store import default_place
+
     if folder == "":
         raise UsageError("--store is empty", hint="Is a variable unset?")
-    named = folder or _environment()
-    if named is not None and "://" in named:
+    named = folder or default_place()
+    if "://" in named:
         return _store_in_bucket(named, wait_s, cache)
     store = blobstore.open_store(named, wait_s=wait_s)
-    if not may_be_new and (folder or (named and os.path.lexists(store.root))):
+    if not may_be_new and (folder or os.path.lexists(store.root)):
         store.require()
     return store
 
@@ -80,11 +82,8 @@ def is_new(store: Any) -> bool:
 
     False for one that is named: it may be on a disk that is not mounted.
     """
-    return not (_environment() or store.root is None or os.path.lexists(store.root))
-
-
-def _environment() -> str | None:
-    return os.environ.get("BLOBSTORE_STORE") or os.environ.get("OLLAMA_MODELS") or None
+    is_named = os.environ.get("BLOBSTORE_STORE") or os.environ.get("OLLAMA_MODELS")
+    return not (is_named or store.root is None or os.path.lexists(store.root))
 
 
 def source_at(address: str) -> str | blobstore.Folder:

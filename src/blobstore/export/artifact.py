@@ -54,6 +54,7 @@ from blobstore.io.ranges import BytesReader, JoinedReader, OpenReader, Segment
 from blobstore.io.workers import Progress, results_of, start_progress, threads
 from blobstore.names import Digest, ModelName
 from blobstore.store.archive.archive import FixedManifests
+from blobstore.store.places import StorePlace, opened_store
 from blobstore.store.ports import Blobs, Readable, check_blob_size, unique
 from blobstore.store.stored_model import StoredModel
 
@@ -223,7 +224,7 @@ class Artifact(Readable):
 @contextmanager
 def open_artifact(
     name: str | ModelName,
-    store: Readable,
+    store: Readable | StorePlace,
     kind: str,
     *,
     format: str = "safetensors",  # noqa: A002  # the option's name
@@ -244,6 +245,7 @@ def open_artifact(
 
     Raises: UsageError (an unknown word); as `export_model`, except for its folder.
     """
+    store = opened_store(store)
     if kind not in _KINDS:
         message = f"unknown kind of artifact {kind!r}"
         raise UsageError(message, hint=f"Use one of: {', '.join(_KINDS)}.")

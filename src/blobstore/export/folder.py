@@ -66,6 +66,7 @@ from blobstore.io.ranges import (
 from blobstore.io.workers import Progress, each, start_progress, threads
 from blobstore.names import ModelName
 from blobstore.store.local.locks import take_lock
+from blobstore.store.places import StorePlace, opened_store
 from blobstore.store.ports import Readable, mismatch_error
 from blobstore.store.stored_model import StoredModel
 
@@ -190,7 +191,7 @@ def export_model(
     name: str | ModelName,
     folder: str | os.PathLike[str],
     *,
-    store: Readable,
+    store: Readable | StorePlace = None,
     format: str = "safetensors",  # noqa: A002  # the option's name
     dequantize: str | DType | None = None,
     max_shard_size: int | str = DEFAULT_SHARD,
@@ -218,6 +219,7 @@ def export_model(
     the dtype; StorageError when the folder exists and is not empty, and for errors of the operating
     system; BusyError when another export into it is running.
     """
+    store = opened_store(store)
     options = ExportOptions.parse(format, dequantize, max_shard_size)
     workers = threads(jobs)
     target = export_folder(folder, store)

@@ -8,7 +8,7 @@ are kept, because they are hashed, stored and sent. A checkpoint's documents are
 from __future__ import annotations
 
 from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from typing import Annotated, Any, Literal
 
@@ -104,8 +104,8 @@ class Manifest(Document):
     schema_version: Annotated[Literal[2], Key("schemaVersion")] = 2
     media_type: _Kind = MANIFEST_MEDIA_TYPE
     config: Descriptor | None = None
-    layers: tuple[Descriptor, ...]
-    parsed: Annotated[bytes, Key(None)] = b""
+    layers: tuple[Descriptor, ...] = field(repr=False)
+    parsed: Annotated[bytes, Key(None)] = field(default=b"", repr=False)
     """The bytes that it was parsed from; empty for a manifest that is new."""
 
     @classmethod

@@ -43,6 +43,7 @@ from blobstore.io.durable import make_folder, os_errors
 from blobstore.io.workers import Progress, no_progress
 from blobstore.names import Digest, ModelName
 from blobstore.source.addresses import OpenSource, open_folder, without_secrets
+from blobstore.store.places import StorePlace, opened_store
 from blobstore.store.ports import Home
 
 RULE = "P4"
@@ -193,7 +194,7 @@ def work_on_batch(
     path: str | os.PathLike[str],
     *,
     shard: tuple[int, int] = (0, 1),
-    store: Home,
+    store: Home | StorePlace = None,
     open_source: OpenSource = open_folder,
     jobs: int | None = None,
     memory: int | None = None,
@@ -206,6 +207,7 @@ def work_on_batch(
     relative ``source`` is one below the current folder. Raises: as `read_batch`; UsageError for a
     shard that does not exist; StorageError if plans can't be written.
     """
+    store = opened_store(store)
     check_shard(*shard)
     models = read_batch(path)
     folder = Path(f"{os.fspath(path)}.plans")

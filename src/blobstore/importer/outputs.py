@@ -300,12 +300,12 @@ class ImportPlan:
 
     KEYS = ("blobs", "stored_bytes", "bits_per_weight", "coverage", "runs_in")
 
-    inventories: tuple[Inventory, ...]
+    inventories: tuple[Inventory, ...] = field(repr=False)
     options: ImportOptions
-    layers: tuple[PlannedLayer, ...]
+    layers: tuple[PlannedLayer, ...] = field(repr=False)
     config: ModelConfig
     coverage: Coverage
-    relative_errors: Mapping[str, float] = field(default_factory=dict)
+    relative_errors: Mapping[str, float] = field(default_factory=dict, repr=False)
     notes: tuple[str, ...] = ()
 
     @property

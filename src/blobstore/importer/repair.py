@@ -45,7 +45,7 @@ from blobstore.source.inventory import Inventory, read_model
 from blobstore.store.care.checks import BlobChecks, Users
 from blobstore.store.care.verify import manifest_bytes, read_manifest
 from blobstore.store.local.session import LocalSession
-from blobstore.store.local.store import Store
+from blobstore.store.local.store import Store, open_store
 from blobstore.store.ports import Finished
 
 
@@ -227,7 +227,7 @@ def repair_model(
     name: str | ModelName,
     source: Source | None = None,
     *,
-    store: Store,
+    store: Store | str | os.PathLike[str] | None = None,
     importance: str | os.PathLike[str] | Mapping[str, Any] | None = None,
     draft: str | os.PathLike[str] | None = None,
     adapter: str | os.PathLike[str] | None = None,
@@ -253,6 +253,7 @@ def repair_model(
     UnsupportedSourceError when no damaged blob could be made from the source; BusyError;
     StorageError.
     """
+    store = open_store(store)
     full = store.manifests.stored_name(ModelName.of(name))
     workers = threads(jobs)
     before = manifest_bytes(store, full)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Annotated, Unpack
 
 from blobstore.errors import InvalidNameError, NotFoundError, UsageError
@@ -35,6 +35,7 @@ from blobstore.names import Digest, ModelName
 from blobstore.source.addresses import OpenSource, Source, open_folder
 from blobstore.source.inventory import Inventory, read_model
 from blobstore.source.weights import FetchOptions
+from blobstore.store.places import StorePlace, opened_store
 from blobstore.store.ports import Finished, Home, Session, id_of, replaced_id
 
 _SAID: dict[str, frozenset[str]] = {
@@ -131,7 +132,7 @@ class ImportResult:
 
     name: ModelName
     digest: Annotated[Digest, "of the manifest"]
-    manifest: Manifest
+    manifest: Manifest = field(repr=False)
     created: int
     reused: int
     recalled: Annotated[int, "tensor blobs that an earlier import had made"]
@@ -239,7 +240,7 @@ def import_model(
     source: Source | None = None,
     name: str | ModelName | None = None,
     *,
-    store: Home,
+    store: Home | StorePlace = None,
     jobs: int | None = None,
     memory: int | None = None,
     verify_reuse: bool = False,
@@ -265,6 +266,7 @@ def import_model(
     CorruptDataError when the source changes meanwhile; BusyError. After an error the store holds
     what it contained before.
     """
+    store = opened_store(store)
     plan = plan_import(source, jobs=jobs, progress=progress, fetch=fetch, **options)
     return run_plan(
         plan,
@@ -329,7 +331,7 @@ def make_blobs(
 def run_plan(
     plan: ImportPlan,
     name: str | ModelName,
-    store: Home,
+    store: Home | StorePlace = None,
     *,
     jobs: int | None = None,
     memory: int | None = None,
@@ -343,6 +345,7 @@ def run_plan(
 
     The model gets ``name`` as the store spells it: names that differ only in case are one.
     """
+    store = opened_store(store)
     shown = start_progress(progress, plan.source_bytes)
     means = Means(jobs, memory, shown, fetch, verify=verify_reuse)
     return publish_plan(plan, name, store, lambda session: write_blobs(plan, session, means))

@@ -46,6 +46,7 @@ from blobstore.io.workers import Progress, each, no_progress, start_progress, th
 from blobstore.names import Digest, ModelName
 from blobstore.source.addresses import OpenSource, Source, open_folder
 from blobstore.source.folders import SourceFile
+from blobstore.store.places import StorePlace, opened_store
 from blobstore.store.ports import Home, Session
 
 TASK_BLOBS = 256
@@ -336,7 +337,7 @@ def work_on_plan(
     path: str | os.PathLike[str],
     *,
     shard: tuple[int, int] = (0, 1),
-    store: Home,
+    store: Home | StorePlace = None,
     source: Source | None = None,
     open_source: OpenSource = open_folder,
     jobs: int | None = None,
@@ -353,6 +354,7 @@ def work_on_plan(
     Raises: as `read_plan` and `import_model`; UsageError for a store that keeps no record of
     finished blobs.
     """
+    store = opened_store(store)
     started = time.monotonic()
     shared = SharedPlan.read(path, source=source, open_source=open_source)
     tasks = shard_of(shared.tasks, *shard)
@@ -402,7 +404,7 @@ def commit_plan(
     path: str | os.PathLike[str],
     name: str | ModelName | None = None,
     *,
-    store: Home,
+    store: Home | StorePlace = None,
     source: Source | None = None,
     open_source: OpenSource = open_folder,
     verify: bool = False,
@@ -419,6 +421,7 @@ def commit_plan(
     Raises: UnfinishedPlanError for tasks without a receipt, or whose blobs the store lost;
     DocumentError for a damaged receipt; as `work_on_plan` and `import_model`.
     """
+    store = opened_store(store)
     shared = SharedPlan.read(path, source=source, open_source=open_source)
     return commit_shared(
         shared, name, store=store, verify=verify, jobs=jobs, force=force, progress=progress

@@ -23,6 +23,7 @@ from blobstore.io.workers import results_of, threads
 from blobstore.kernels.arrays import Array, QuantizedArray
 from blobstore.model.loader import StoredArray, Tensor, open_model, parts_of, run_of, values_of
 from blobstore.names import Digest, ModelName
+from blobstore.store.places import StorePlace, opened_store
 from blobstore.store.ports import Readable
 
 Figure = Annotated[float, float | None]
@@ -287,7 +288,7 @@ def diff_models(
     a: str | ModelName,
     b: str | ModelName,
     *,
-    store: Readable,
+    store: Readable | StorePlace = None,
     error: bool = False,
     jobs: int | None = None,
 ) -> ModelDiff:
@@ -300,6 +301,7 @@ def diff_models(
 
     Raises: as `open_model`; UsageError for jobs under 1.
     """
+    store = opened_store(store)
     workers = threads(jobs)
     with ExitStack() as stack:
         before, after = (_open_model(name, store, stack) for name in (a, b))

@@ -290,9 +290,9 @@ class Inspection:
     name: str
     kind: TargetKind
     files: tuple[InspectedFile, ...]
-    index: Mapping[str, Any] | None
-    tensors: tuple[LogicalTensor, ...]
-    metadata: Mapping[str, str]
+    index: Mapping[str, Any] | None = field(repr=False)
+    tensors: tuple[LogicalTensor, ...] = field(repr=False)
+    metadata: Mapping[str, str] = field(repr=False)
     notes: tuple[str, ...]
 
     @property

@@ -28,6 +28,7 @@ from blobstore.model import on_mlx_lm, on_ollama
 from blobstore.model.facts import Config, ModelFacts, TensorFacts, Verdict
 from blobstore.names import Digest, ModelName
 from blobstore.store.hints import Summary
+from blobstore.store.places import StorePlace, opened_store
 from blobstore.store.ports import Readable, unique
 from blobstore.store.references import is_plain, missing_blob
 from blobstore.store.stored import StoredTensor, bits_per_weight, weights_by_type
@@ -254,7 +255,7 @@ class BrokenModel:
     _unknown: ClassVar[None] = None
 
 
-def list_models(store: Readable) -> list[ListedModel | BrokenModel]:
+def list_models(store: Readable | StorePlace = None) -> list[ListedModel | BrokenModel]:
     """Return every model of the store, sorted by name; a model that can't be read with its error.
 
     Packed models are included, unless an unpacked one has the same name.
@@ -264,6 +265,7 @@ def list_models(store: Readable) -> list[ListedModel | BrokenModel]:
 
     Raises: StorageError when the folders can't be listed.
     """
+    store = opened_store(store)
     models = _list_models(store)
     packed = store.packed
     if packed is not None and (names := packed.manifests.names()):

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Annotated, Any
 
@@ -44,6 +44,7 @@ from blobstore.names import Digest, ModelName
 from blobstore.source.addresses import Source
 from blobstore.source.inventory import read_inventory
 from blobstore.source.weights import Form, SourceReaders, SourceWeight
+from blobstore.store.places import StorePlace, opened_store
 from blobstore.store.ports import Readable
 
 MOST_VALUES = 2**20
@@ -271,7 +272,7 @@ class ModelQuality:
 
     name: ModelName
     manifest: Digest
-    tensors: tuple[TensorQuality, ...]
+    tensors: tuple[TensorQuality, ...] = field(repr=False)
 
     @property
     def errors(self) -> Errors:
@@ -283,7 +284,7 @@ def measure_quality(
     name: str | ModelName,
     source: Source,
     *,
-    store: Readable,
+    store: Readable | StorePlace = None,
     jobs: int | None = None,
     progress: Progress | None = None,
 ) -> ModelQuality:
@@ -302,6 +303,7 @@ def measure_quality(
     has other bytes there, or a value comes back infinite or NaN; NonFiniteWeightError when one that
     is quantized is not finite there.
     """
+    store = opened_store(store)
     workers = threads(jobs)
     with closing(SourceReaders()) as readers, open_model(name, store=store) as model:
         pairs = list(sources_of(model, source))

@@ -25,6 +25,7 @@ from blobstore.model.loader import Model, open_model
 from blobstore.model.network import NetworkPlan, build_network, plan_network, planned_arrays
 from blobstore.model.on_mlx_lm import import_mlx_lm, mlx_lm_errors
 from blobstore.names import ModelName, relative_path
+from blobstore.store.places import StorePlace, opened_store
 from blobstore.store.ports import Readable
 
 if TYPE_CHECKING:  # loading a model does not need the importer
@@ -37,7 +38,7 @@ _DRAFT_FILES = "draft/"
 _NOT_FOR_TOKENIZERS = (".safetensors", ".py")
 
 
-def load(name: str | ModelName, *, store: Readable) -> tuple[Any, Any]:
+def load(name: str | ModelName, *, store: Readable | StorePlace = None) -> tuple[Any, Any]:
     """Return ``(model, tokenizer)`` of a stored model, for ``mlx_lm.generate`` and the like.
 
     The architecture is the one of the stored config.json, the tokenizer the one of the stored
@@ -48,15 +49,17 @@ def load(name: str | ModelName, *, store: Readable) -> tuple[Any, Any]:
     Raises: as `open_model`; UsageError without the ``lm`` extra; UnsupportedSourceError when mlx-lm
     does not know the architecture, or the stored tensors are not those that it needs.
     """
+    store = opened_store(store)
     with open_model(name, store=store) as model:
         return build(model), tokenizer_of(model)
 
 
-def load_network(name: str | ModelName, *, store: Readable) -> Any:
+def load_network(name: str | ModelName, *, store: Readable | StorePlace = None) -> Any:
     """Return mlx-lm's network of a stored model: an ``mlx.nn.Module`` with its weights.
 
     It is `load` without a tokenizer. Raises: as `load`, but for the tokenizer.
     """
+    store = opened_store(store)
     with open_model(name, store=store) as model:
         return build(model)
 

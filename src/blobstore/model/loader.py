@@ -44,6 +44,7 @@ from blobstore.io.budget import allow_open_files
 from blobstore.io.ranges import BytesReader, MappedFile, OpenReader, is_mapped
 from blobstore.kernels.arrays import Array, QuantizedArray, map_parts, numpy_dtype
 from blobstore.names import Digest, ModelName
+from blobstore.store.places import StorePlace, opened_store
 from blobstore.store.ports import Readable, check_document_size, checked_bytes
 from blobstore.store.stored import SUFFIXES, StoredTensor
 from blobstore.store.stored_model import StoredModel, TensorBlob
@@ -142,7 +143,7 @@ def _library(name: str, hint: str) -> Any:
         raise UsageError(f"{name.partition('.')[0]} is not installed", hint=hint) from error
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Tensor(StoredTensor):
     """One tensor of a model. Cheap until its values are asked for."""
 
@@ -310,6 +311,9 @@ class Model(Mapping[str, Tensor]):
                 blob = self._blobs[layer.digest] = MappedBlob(file, MappedFile(reader))
             self._tensors.update((stored.name, Tensor.of(stored, blob)) for stored in tensors)
 
+    def __repr__(self) -> str:
+        return f"Model({str(self.name)!r}, {len(self._tensors):,} tensors)"
+
     def _bytes_of(self, descriptor: Descriptor) -> bytes:
         check_document_size(descriptor)
         return checked_bytes(bytes(self._documents[descriptor.digest].view()), descriptor.digest)
@@ -442,7 +446,9 @@ class Model(Mapping[str, Tensor]):
         self.close()
 
 
-def open_model(name: str | ModelName, *, store: Readable, verify: bool = False) -> Model:
+def open_model(
+    name: str | ModelName, *, store: Readable | StorePlace = None, verify: bool = False
+) -> Model:
     """Return a stored model, every blob of it validated and mapped.
 
     ``verify`` also reads and hashes every blob. A packed model is unpacked first, into the store:
@@ -456,6 +462,7 @@ def open_model(name: str | ModelName, *, store: Readable, verify: bool = False) 
     companions that don't fit; with ``verify``, bytes that are not the digest's), StorageError: each
     with ``model``, ``blob`` and, where there is one, ``tensor``, which the message names too.
     """
+    store = opened_store(store)
     full, before = store.whole(name), None
     while True:
         with store.lease():

@@ -137,6 +137,9 @@ class Folder(Closing, ABC):
     is_remote = True
     """True if its files are fetched: an import streams them."""
 
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.name!r})"
+
     @property
     @abstractmethod
     def stem(self) -> str:

@@ -217,6 +217,9 @@ class Readable:
     has_cache: bool = False
     newer: OtherModels | None = None
 
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.address!r})"
+
     @property
     def upper(self) -> Readable:
         """The home without those below it."""

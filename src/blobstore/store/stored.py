@@ -44,6 +44,9 @@ class StoredTensor:
     quantization: Quantization | None
     transposed: bool
 
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.name!r}, {self.type_text}, {list(self.shape)})"
+
     @property
     def dtype(self) -> DType:
         """The stored dtype of the weight: U32 for quantized codes."""

@@ -125,7 +125,7 @@ class Header:
     ``within_limits``: the reader has checked ranks, dimensions and names against `check_limits`.
     """
 
-    tensors: Mapping[str, TensorEntry]
+    tensors: Mapping[str, TensorEntry] = field(repr=False)
     metadata: Mapping[str, str]
     data_start: int
     within_limits: bool = field(default=False, compare=False, repr=False)

@@ -43,6 +43,7 @@ from blobstore.io.durable import FILE_MODE, os_errors, sync, sync_folder
 from blobstore.io.ranges import BytesReader, OpenReader, close_quietly
 from blobstore.io.workers import Progress, results_of, threads
 from blobstore.names import Digest, ModelName
+from blobstore.store.places import StorePlace, opened_store
 from blobstore.store.ports import (
     How,
     Intake,
@@ -257,7 +258,7 @@ def save_models(
     names: str | ModelName | Iterable[str | ModelName],
     target: str | os.PathLike[str] | BinaryIO,
     *,
-    store: Readable,
+    store: Readable | StorePlace = None,
     compress: bool | None = None,
     replace: bool = False,
     jobs: int | None = None,
@@ -275,6 +276,7 @@ def save_models(
     written; NotFoundError, CorruptDataError or DigestMismatchError for a blob that is missing or
     damaged in the store; ConflictError if a model is replaced meanwhile; BusyError; StorageError.
     """
+    store = opened_store(store)
     if isinstance(names, str | ModelName):
         names = [names]
     models = {name: store.manifests.text(name) for name in map(store.find, names)}

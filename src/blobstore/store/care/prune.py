@@ -15,6 +15,7 @@ from typing import Annotated
 
 from blobstore.errors import StorageError, UsageError
 from blobstore.names import Digest, ModelName
+from blobstore.store.places import StorePlace, opened_store
 from blobstore.store.ports import Care, Leftover, Readable
 from blobstore.store.references import References
 
@@ -116,7 +117,7 @@ class UndoResult:
 
 
 def prune(
-    store: Readable,
+    store: Readable | StorePlace,
     *,
     grace_s: float = DAY_S,
     sole_owner: bool = False,
@@ -139,6 +140,7 @@ def prune(
     StorageError or CorruptDataError if something that may be a manifest can't be read; StorageError
     if too many manifests, or all blobs, are missing. Nothing is removed then.
     """
+    store = opened_store(store)
     care = store.upper.care()
     if not care.can_prune:
         raise UsageError(f"{care.home.address} removes unneeded blobs by its own rules")
@@ -210,11 +212,12 @@ def _check_grace(care: Care, grace_s: float, *, sole_owner: bool) -> None:
         raise UsageError(message, hint=hint)
 
 
-def undo_prune(store: Readable, *, wait_s: float = 1) -> UndoResult:
+def undo_prune(store: Readable | StorePlace, *, wait_s: float = 1) -> UndoResult:
     """Restore what the last `prune` took. A file that the store has again is not replaced.
 
     Raises: NotFoundError if the trash is empty; UsageError for a home without a trash; BusyError;
     StorageError.
     """
+    store = opened_store(store)
     restored, kept, without_manifest = store.upper.care().undo(wait_s)
     return UndoResult(tuple(restored), tuple(kept), tuple(without_manifest))

@@ -12,6 +12,7 @@ from typing import Annotated
 
 from blobstore.errors import BlobStoreError
 from blobstore.names import ModelName
+from blobstore.store.places import StorePlace, opened_store
 from blobstore.store.ports import Care, Readable
 from blobstore.store.references import Needs, References
 
@@ -51,7 +52,9 @@ class Usage:
     packed: Annotated[int, "bytes of packed files, not counted in the others"] = 0
 
 
-def measure_usage(store: Readable, names: Sequence[str | ModelName] = ()) -> Usage:
+def measure_usage(
+    store: Readable | StorePlace = None, names: Sequence[str | ModelName] = ()
+) -> Usage:
     """Return the bytes of a store's blobs, and of the models ``names`` (all without ``names``).
 
     Homes below a layered store are not counted. A blob counts with the size that manifests give it,
@@ -59,6 +62,7 @@ def measure_usage(store: Readable, names: Sequence[str | ModelName] = ()) -> Usa
     another size. Raises: NotFoundError for a missing model; InvalidNameError; AmbiguousNameError;
     StorageError.
     """
+    store = opened_store(store)
     home = store.upper
     care = home.care()
     holders = [(home.holder(name), name) for name in names]

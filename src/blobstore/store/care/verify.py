@@ -22,6 +22,7 @@ from blobstore.formats.documents import TENSOR_MEDIA_TYPE, Manifest
 from blobstore.io.workers import Progress, start_progress, threads
 from blobstore.names import Digest, ModelName
 from blobstore.store.care.checks import BlobChecks, Users
+from blobstore.store.places import StorePlace, opened_store
 from blobstore.store.ports import Care, OddFile, Readable
 
 _FEW_BYTES = 16
@@ -154,7 +155,7 @@ class Sample:
 
 
 def verify(
-    store: Readable,
+    store: Readable | StorePlace,
     names: Sequence[str | ModelName] = (),
     *,
     quick: bool = False,
@@ -176,6 +177,7 @@ def verify(
     if folders can't be listed, or there are too many open files; RemoteError. Damage is a result,
     not an error.
     """
+    store = opened_store(store)
     lower, home = lower or store.lower, store.upper
     care = home.care()
     care.require()  # else nothing of an unmounted disk, or of a misspelt path, would be checked

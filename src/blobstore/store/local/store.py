@@ -79,7 +79,7 @@ class UnpackedModel:
 
 
 def pack(
-    store: Store,
+    store: Store | str | os.PathLike[str] | None,
     name: str | ModelName,
     *,
     jobs: int | None = None,
@@ -94,6 +94,7 @@ def pack(
     ConflictError if the model was changed meanwhile; BusyError; StorageError. The store is
     unchanged then.
     """
+    store = open_store(store)
     if store.is_packed(name):
         full = store.packed.find(name)
         manifest = store.packed.manifests.read(full)
@@ -140,7 +141,7 @@ def _write(
 
 
 def unpack(
-    store: Store,
+    store: Store | str | os.PathLike[str] | None,
     name: str | ModelName,
     *,
     jobs: int | None = None,
@@ -154,6 +155,7 @@ def unpack(
     DigestMismatchError; ConflictError if another process gives the name to another model;
     BusyError; StorageError. The model stays packed then.
     """
+    store = open_store(store)
     with store.packing():
         if store.is_packed(name):
             done = _unpack(store, store.packed.find(name), threads(jobs), progress)
@@ -406,11 +408,32 @@ class Store(StoreFolder, Home):
         return FolderCare(self)
 
 
-def open_store(root: str | os.PathLike[str] | None = None, *, wait_s: float | None = None) -> Store:
-    """Return the store in folder ``root``, or in Ollama's default folder ``~/.ollama/models``.
+def default_place() -> str:
+    """Return ``$BLOBSTORE_STORE``, else ``$OLLAMA_MODELS``, else ``~/.ollama/models``.
+
+    Only here the library reads the environment: a model that Ollama and the command line see is
+    found.
+    """
+    named = os.environ.get("BLOBSTORE_STORE") or os.environ.get("OLLAMA_MODELS")
+    return named or str(Path.home() / ".ollama" / "models")
+
+
+def open_store(
+    root: str | os.PathLike[str] | Store | None = None, *, wait_s: float | None = None
+) -> Store:
+    """Return the store in folder ``root``; an open store as it is.
+
+    None stands for ``$BLOBSTORE_STORE``, else ``$OLLAMA_MODELS``, else ``~/.ollama/models``, as on
+    the command line.
 
     Nothing is created yet. ``wait_s``: how many seconds a change of the store waits for another
     process that uses it (None: 10 for an import or a copy, 1 for the removal of blobs). Raises:
-    StorageError if the path exists and is not a folder.
+    StorageError if the path exists and is not a folder; UsageError for the address of a bucket.
     """
-    return Store(Path.home() / ".ollama" / "models" if root is None else root, wait_s=wait_s)
+    if isinstance(root, Store):
+        return root
+    place = default_place() if root is None else os.fspath(root)
+    if "://" in place:
+        hint = "blobstore.open_bucket_store opens it."
+        raise UsageError(f"{place} is an address, not a folder", path=place, hint=hint)
+    return Store(place, wait_s=wait_s)

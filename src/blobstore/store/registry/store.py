@@ -26,6 +26,7 @@ from blobstore.io.ranges import Closing, OpenReader
 from blobstore.io.workers import Progress
 from blobstore.names import Digest, ModelName
 from blobstore.store.hints import Share
+from blobstore.store.places import StorePlace, opened_store
 from blobstore.store.ports import (
     Expected,
     Home,
@@ -311,7 +312,7 @@ class RegistryAccess:
 
 def push(
     name: str | ModelName,
-    store: Readable,
+    store: Readable | StorePlace = None,
     *,
     to: str | None = None,
     neighbours: Readable | None = None,
@@ -327,6 +328,7 @@ def push(
 
     Raises: UsageError for a digest in ``to``; as `transfer` and `RegistryAccess.open`.
     """
+    store = opened_store(store)
     reference = Reference.parse(to if to is not None else str(ModelName.of(name)))
     if reference.digest is not None:
         raise UsageError(f"a model is pushed to a tag, not to a digest: {to}")
@@ -343,7 +345,7 @@ def push(
 
 def pull(
     reference: str,
-    store: Home,
+    store: Home | StorePlace = None,
     *,
     name: str | ModelName | None = None,
     access: RegistryAccess | None = None,
@@ -360,6 +362,7 @@ def pull(
     Raises: UnsupportedSourceError for an image, or another artifact that is not a stored model; as
     `transfer` and `RegistryAccess.open`.
     """
+    store = opened_store(store)
     asked = Reference.parse(reference)
     wanted = str(asked.name if name is None else ModelName.of(name))
     before = id_of(store, store.target(wanted))
