@@ -126,7 +126,7 @@ def test_missing_models_and_sources(store: Store, tmp_path: Path) -> None:
         ("ghost", source, NotFoundError, "ghost:latest"),
         ("m", tmp_path / "nowhere", NotFoundError, "nowhere"),
         ("m", tmp_path, NotFoundError, "no weights"),
-        ("gguf", source, UnsupportedSourceError, "GGUF"),
+        ("gguf", source, UnsupportedSourceError, "no tensor blobs"),
     ]
     for name, against, kind, says in refused:
         with pytest.raises(kind, match=says):
