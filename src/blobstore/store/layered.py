@@ -22,6 +22,7 @@ from blobstore.io.budget import Budget
 from blobstore.io.ranges import OpenReader
 from blobstore.names import Digest, ModelName
 from blobstore.store.ports import (
+    Blobs,
     Expected,
     Home,
     How,
@@ -36,7 +37,7 @@ from blobstore.store.ports import (
 _T = TypeVar("_T")
 
 
-class _Blobs:
+class _Blobs(Blobs):
     """The blobs of several homes, each found in the first that has it. See `Blobs`.
 
     ``counted``: the homes whose blobs are not missing (None: all).
