@@ -49,9 +49,9 @@ class DisagreementError(AssertionError):
     """A variant breaks the sentence at the top of this file."""
 
 
-def write(one: Checkpoint, folder: Path) -> dict[str, Path]:
+def write(one: Checkpoint, folder: Path) -> dict[str, Any]:
     """Write a checkpoint or an adapter; return what an import needs besides the folder."""
-    file, given = folder / "model.safetensors", {}
+    file, given = folder / "model.safetensors", dict[str, Any]()
     if one.base is not None:
         shutil.copytree(one.base, folder, dirs_exist_ok=True)
         given["adapter"] = own = folder / "adapter"
@@ -152,7 +152,7 @@ def check_refusal(one: Checkpoint, error: BlobStoreError) -> None:
         raise DisagreementError(f"names no tensor: {error}") from error
 
 
-def imported(folder: Path, given: dict[str, Path]) -> Store | None:
+def imported(folder: Path, given: dict[str, Any]) -> Store | None:
     """Return the store of the imported checkpoint, None if it is refused and nothing is stored."""
     store = Store(folder / "store")
     try:
@@ -164,7 +164,7 @@ def imported(folder: Path, given: dict[str, Path]) -> Store | None:
     return store
 
 
-def check_import_refused(folder: Path, given: dict[str, Path]) -> None:
+def check_import_refused(folder: Path, given: dict[str, Any]) -> None:
     if imported(folder, given) is not None:
         raise DisagreementError("what can't be read is imported")
 

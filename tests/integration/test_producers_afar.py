@@ -47,7 +47,7 @@ def write(kind: str, folder: Path) -> str:
 
 
 def digests(kind: str, address: str, **options: Any) -> list[str]:
-    open_source = partial(open_folder, **options)
+    open_source: Any = partial(open_folder, **options)
     given: dict[str, Any] = {"source": open_source(address)}
     if kind == "adapter":
         given = {"source": BASE, "adapter": address, "open_source": open_source}
