@@ -64,8 +64,8 @@ def test_models_are_listed_as_the_command_line_lists_them(site: Watched) -> None
     page = site.open("/")
     site.expect(page).to_have_title("Models · blobstore")
     dense = row_of(page, DENSE)
-    assert dense[1:6] == [DENSE, "54949e931783", "5.98 MB", "int4", "5.25M"]
-    assert row_of(page, MIXTURE)[3:6] == ["5.3 MB", "nvfp4", "5.05M"]
+    assert dense[1:7] == [DENSE, "54949e931783", "5.98 MB", "int4", "8.60", "5.25M"]
+    assert row_of(page, MIXTURE)[3:5] == ["5.3 MB", "nvfp4"]
     assert page.get_by_role("status").first.inner_text() == "7 models"
     cells = row_of(page, BROKEN)
     assert "broken" in cells
