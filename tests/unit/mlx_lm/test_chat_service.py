@@ -36,7 +36,7 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     notes: list[str] = []
     with pytest.raises(UsageError, match=r"n:latest has 10,529,080 bytes of weights"):
         load_service(["n", "m"], store=store, note=notes.append, memory=9)
-    made = load_service(["m", "n"], store=store, note=notes.append, memory=15_000_000)
+    made: Any = load_service(["m", "n"], store=store, note=notes.append, memory=15_000_000)
     with closing(made):
         made.notes = notes
         yield made
