@@ -30,6 +30,7 @@ from blobstore.cli.output import (
 )
 from blobstore.cli.sharing import KeyOption, PolicyOption, verify_signatures
 from blobstore.cli.stores import (
+    CaFileOption,
     LowerOption,
     StoreOption,
     WaitOption,
@@ -165,16 +166,18 @@ def repair(
     ] = None,
     config: Annotated[str | None, Option(metavar="DIR", help="The --config of the import.")] = None,
     jobs: Jobs = None,
+    ca_file: CaFileOption = None,
     wait: WaitOption = None,
     store: StoreOption = None,
     as_json: JsonOption = False,
 ) -> int:
     """Restore a model's manifest and damaged blobs. Exits with 3 if some could not be rebuilt."""
     opened = folder_store_at("repair", store, wait)
+    open_source = partial(source_at, ca_file=ca_file)
     result = with_bar(
         blobstore.repair_model,
         name,
-        source and source_at(source),
+        source and open_source(source),
         store=opened,
         importance=importance,
         draft=draft,
@@ -182,7 +185,7 @@ def repair(
         modelfile=modelfile,
         config=config,
         jobs=jobs,
-        open_source=source_at,
+        open_source=open_source,
     )
     show_result(result, _show_repair, as_json)
     return EXIT_DAMAGED if result.remaining else 0

@@ -9,6 +9,7 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from heapq import nlargest
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_args, get_type_hints
@@ -38,6 +39,7 @@ from blobstore.cli.output import (
     with_flags,
 )
 from blobstore.cli.stores import (
+    CaFileOption,
     LowerOption,
     StoreOption,
     WaitOption,
@@ -61,6 +63,7 @@ if TYPE_CHECKING:
     from blobstore.importer.batch import Batch
     from blobstore.importer.outputs import OutputTensor
     from blobstore.importer.worker import WorkResult
+    from blobstore.source.addresses import OpenSource
 
 
 Memory = Annotated[
@@ -158,6 +161,7 @@ def import_(
         str | None,
         Option(metavar="SIZE", help="Maximum download rate in bytes per second, such as 20MB."),
     ] = None,
+    ca_file: CaFileOption = None,
     verify_reuse: VerifyReuse = False,
     dry_run: Annotated[
         bool, Option("--dry-run", help="Show what would be written, but write nothing.")
@@ -204,10 +208,11 @@ def import_(
     at_most = parse_size(limit_rate) if limit_rate is not None else None
     fetch = FetchOptions(connections=connections, limit_rate=at_most)
     how: Any = {"jobs": jobs, "fetch": fetch}
+    open_source = partial(source_at, ca_file=ca_file)
     if planned is None:
-        made = with_bar(blobstore.plan_import, source, open_source=source_at, **how, **options)
+        made = with_bar(blobstore.plan_import, source, open_source=open_source, **how, **options)
     else:
-        made = _read_back(planned, source, options)
+        made = _read_back(planned, source, options, open_source)
     target = name_for(made, target, force=force)
     _print_notes(made)
     if dry_run:
@@ -231,18 +236,20 @@ def import_(
                 home,
                 path=planned,
                 memory=budget,
-                open_source=source_at,
+                open_source=open_source,
             )
     show_result(result, _show_import, as_json)
 
 
-def _read_back(planned: str, source: str | None, options: Any) -> blobstore.ImportPlan:
+def _read_back(
+    planned: str, source: str | None, options: Any, open_source: OpenSource
+) -> blobstore.ImportPlan:
     if given := [
         name for name, value in options.items() if value not in (None, [], False, "default")
     ]:
         message = f"{flag_of(given[0])} can't be used with --plan: the plan has already decided it"
         raise UsageError(message, hint="Give it to blobstore plan.")
-    return blobstore.read_plan(planned, source=source, open_source=source_at)
+    return blobstore.read_plan(planned, source=source, open_source=open_source)
 
 
 def _model_name(text: str, modelfile: str | None) -> ModelName:
@@ -272,6 +279,7 @@ def plan(
         ),
     ] = None,
     jobs: Jobs = None,
+    ca_file: CaFileOption = None,
     check: Annotated[
         bool,
         Option(
@@ -300,7 +308,8 @@ def plan(
         from blobstore.web.report import check_place
 
         check_place(html, force=force)
-    made = with_bar(blobstore.plan_import, source, jobs=jobs, open_source=source_at, **options)
+    open_source = partial(source_at, ca_file=ca_file)
+    made = with_bar(blobstore.plan_import, source, jobs=jobs, open_source=open_source, **options)
     _print_notes(made)
     runs_in = made.runs_in
     if check:
@@ -428,6 +437,7 @@ def work(
     source: Source = None,
     jobs: Jobs = None,
     memory: Memory = None,
+    ca_file: CaFileOption = None,
     verify_reuse: VerifyReuse = False,
     wait: WaitOption = None,
     store: StoreOption = None,
@@ -445,7 +455,7 @@ def work(
     settings: dict[str, Any] = {
         "shard": parse_shard(shard),
         "store": stores_at(store, lower, wait, may_be_new=True),
-        "open_source": source_at,
+        "open_source": partial(source_at, ca_file=ca_file),
         "jobs": jobs,
         "memory": parse_size(memory) if memory is not None else None,
         "verify_reuse": verify_reuse,
@@ -510,6 +520,7 @@ def commit(
     source: Source = None,
     jobs: Jobs = None,
     force: Force = False,
+    ca_file: CaFileOption = None,
     wait: WaitOption = None,
     store: StoreOption = None,
     lower: LowerOption = None,
@@ -522,7 +533,7 @@ def commit(
         name,
         store=stores_at(store, lower, wait),
         source=source,
-        open_source=source_at,
+        open_source=partial(source_at, ca_file=ca_file),
         verify=verify,
         jobs=jobs,
         force=force,

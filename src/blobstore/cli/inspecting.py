@@ -127,7 +127,7 @@ def inspect(
         home, name = model_at(target, model, access, store, lower)
         everything = inspect_model(name, target, home)
     else:
-        everything = inspect_source(source_at(target), target)
+        everything = inspect_source(source_at(target, ca_file), target)
     inspection = everything.only(filters) if filters else everything
     if as_json:
         show_json(inspection, compact=True)
@@ -244,6 +244,7 @@ def quality(
         Option(metavar="SOURCE", help="The checkpoint that the model was imported from."),
     ],
     jobs: Jobs = None,
+    ca_file: CaFileOption = None,
     store: StoreOption = None,
     lower: LowerOption = None,
     tensors: EveryTensor = False,
@@ -256,7 +257,7 @@ def quality(
     """Show what quantization changed: the errors of modules and tensors."""
     from blobstore.views.quality_records import keep_quality
 
-    opened, source = stores_at(store, lower, cache=CACHE), source_at(against)
+    opened, source = stores_at(store, lower, cache=CACHE), source_at(against, ca_file)
     report = with_bar(blobstore.measure_quality, name, source, store=opened, jobs=jobs)
     keep_quality(opened, report, source)
     show_result(report, partial(_show_quality, every=tensors, top=top), as_json)
@@ -397,6 +398,7 @@ def report(
         ),
     ] = None,
     jobs: Jobs = None,
+    ca_file: CaFileOption = None,
     store: StoreOption = None,
     lower: LowerOption = None,
     as_json: JsonOption = False,
@@ -416,7 +418,7 @@ def report(
     if output is not None:
         check_place(output, force=force)
     opened = stores_at(store, lower, cache=CACHE)
-    other = None if against is None else _side(against)
+    other = None if against is None else _side(against, ca_file)
     result = with_bar(model_report, name, store=opened, against=other, jobs=jobs)
     show_result(_write_report(result, output, png, date, force), _show_report, as_json)
 
@@ -455,8 +457,8 @@ def _show_report(done: WrittenReport) -> None:
         emit(f"{printable(folder)}: {counted(len(done.pictures), 'picture')}")
 
 
-def _side(text: str) -> Source | ModelName:
+def _side(text: str, ca_file: str | None) -> Source | ModelName:
     """Return a stored model's name, or a source: a path that exists, or an address."""
     from blobstore.inspection.inspect import model_named
 
-    return model_named(text) or source_at(text)
+    return model_named(text) or source_at(text, ca_file)

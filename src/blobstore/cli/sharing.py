@@ -37,6 +37,7 @@ from blobstore.cli.stores import (
     StoreOption,
     WaitOption,
     credentials,
+    network,
     realms_of,
     registry_access,
     store_at,
@@ -256,7 +257,7 @@ def login(
     scheme, host = _split(host)
     address = registry_address(host, insecure=insecure, scheme=scheme)
     given = _given_login(user, password_stdin, token_stdin)
-    with HttpClient(ca_file=ca_file) as client:
+    with HttpClient(**network(ca_file)) as client:
         asked = check_login(client, address, given, realms=realms_of(realm))
     place = credentials().keep(host, given)
     if not asked:

@@ -48,6 +48,30 @@ WaitOption = Annotated[
         " removing blobs].",
     ),
 ]
+CaFileOption = Annotated[
+    str | None,
+    Option(
+        "--ca-file",
+        metavar="FILE",
+        help="Certificates (PEM) to trust besides the system's and those of $SSL_CERT_FILE and"
+        " $SSL_CERT_DIR.",
+    ),
+]
+
+
+def network(ca_file: str | None) -> dict[str, Any]:
+    """Return how servers are reached: which certificates are trusted, and through which proxies.
+
+    An option names certificates; the environment names more, and the proxies.
+    """
+    from urllib.request import getproxies_environment
+
+    named = os.pathsep.join(os.environ.get(f"SSL_CERT_{kind}", "") for kind in ("FILE", "DIR"))
+    files = [ca_file, *filter(os.path.exists, named.split(os.pathsep))]
+    return {
+        "ca_file": os.pathsep.join(filter(None, files)) or None,
+        "proxies": getproxies_environment(),
+    }
 
 
 def store_at(
@@ -86,7 +110,7 @@ def is_new(store: Any) -> bool:
     return not (is_named or store.root is None or os.path.lexists(store.root))
 
 
-def source_at(address: str) -> str | blobstore.Folder:
+def source_at(address: str, ca_file: str | None = None) -> str | blobstore.Folder:
     """Return an address as an open folder, with the Hub's token where it is the Hub's.
 
     The token is a secret between its owner and the Hub. A path is returned as it is.
@@ -104,6 +128,7 @@ def source_at(address: str) -> str | blobstore.Folder:
         token=_token_for(address, endpoint),
         endpoint=endpoint,
         bucket_options=bucket_options(address),
+        **network(ca_file),
     )
 
 
@@ -242,10 +267,6 @@ InsecureOption = Annotated[
     bool,
     Option("--insecure", help="Allow http for registries on other machines."),
 ]
-CaFileOption = Annotated[
-    str | None,
-    Option("--ca-file", metavar="FILE", help="Certificates (PEM) to trust besides the system's."),
-]
 RealmsOption = Annotated[
     list[str] | None,
     Option(
@@ -276,7 +297,10 @@ def registry_access(
 ) -> blobstore.RegistryAccess:
     """Return how to connect to registries, with the logins of the environment."""
     return blobstore.RegistryAccess(
-        insecure=insecure, credentials=credentials(), realms=realms_of(realm), ca_file=ca_file
+        insecure=insecure,
+        credentials=credentials(),
+        realms=realms_of(realm),
+        **network(ca_file),
     )
 
 

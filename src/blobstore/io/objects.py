@@ -6,7 +6,8 @@ for tests and mirrors.
 
 obstore takes credentials, region and endpoint from ``options``, else from the variables that other
 tools of the service read (AWS_ACCESS_KEY_ID, GOOGLE_APPLICATION_CREDENTIALS,
-AZURE_STORAGE_ACCOUNT_KEY, …). http is used with an endpoint on this machine only, unless the option
+AZURE_STORAGE_ACCOUNT_KEY, …); it reads those of proxies and SSL_CERT_FILE too. http is used with an
+endpoint on this machine only, unless the option
 ``allow_http`` says otherwise. Source: obstore 0.12 `obstore.store`.
 
 An object's version is its ETag, and the service's own version where it has one. A read with a
@@ -20,12 +21,14 @@ error documents.
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
@@ -43,6 +46,7 @@ from blobstore.errors import (
     UsageError,
     quoted,
 )
+from blobstore.io.durable import os_errors
 from blobstore.io.ranges import Identity, SourceReader, in_buffer
 from blobstore.names import relative_path
 
@@ -117,7 +121,8 @@ def is_bucket(address: str) -> bool:
 def open_bucket(address: str, options: Mapping[str, str] | None = None) -> Bucket:
     """Return the bucket at an address; no request is sent yet.
 
-    ``options``: obstore's, such as ``endpoint``, ``region``, ``access_key_id``; ``allow_http``.
+    ``options``: obstore's, such as ``endpoint``, ``region``, ``access_key_id``; ``allow_http``;
+    ``ca_file``, certificates (PEM) to trust besides the system's.
 
     Raises: UsageError for another kind of address, an unknown option, or without obstore.
     """
@@ -165,6 +170,11 @@ def _cloud_store(scheme: str, bucket: str, options: Mapping[str, str]) -> Object
         "timeout": _REQUEST,
         "pool_idle_timeout": IDLE,
     }
+    ca_file = config.pop("ca_file", "")
+    with os_errors("read certificates from", ca_file):
+        files = [path for path in map(Path, ca_file.split(os.pathsep)) if not path.is_dir()]
+        if files:
+            client["root_certificate"] = b"\n".join(map(Path.read_bytes, files))
     retry: Any = {"max_retries": ATTEMPTS - 1, "retry_timeout": _REQUEST}
     makers: dict[str, Any] = {"s3": S3Store, "gs": GCSStore, "az": AzureStore}
     with object_errors(OPEN, f"{scheme}://{bucket}"):

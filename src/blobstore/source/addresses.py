@@ -85,6 +85,7 @@ def open_folder(
     token: str | None = None,
     endpoint: str | None = None,
     ca_file: str | None = None,
+    proxies: Mapping[str, str] | None = None,
     bucket_options: Mapping[str, str] | None = None,
 ) -> Folder:
     """Return the folder that ``address`` names, or that the named file is in, as `Folder.file`.
@@ -92,8 +93,10 @@ def open_folder(
     A shard index stands for its folder with the files that it names, and a repository's folder in
     the Hugging Face cache for its snapshot. An open folder is returned as it is. ``token`` is sent
     to the address's origin and to no other; ``endpoint`` is the Hub's address, if it is not the
-    default; ``ca_file`` names certificates (PEM) to trust besides the system's. ``bucket_options``:
-    as for `open_bucket`.
+    default; ``ca_file`` names certificates (PEM) to trust besides the system's: files and folders
+    of them, with colons between. ``proxies``: as `urllib.request.getproxies_environment` returns
+    them, None for none; those of buckets are the environment's. ``bucket_options``: as for
+    `open_bucket`.
 
     No request is sent yet. Raises: UsageError (an empty or invalid address, an unknown kind of
     address, an invalid token); NotFoundError (no such path); StorageError.
@@ -108,11 +111,12 @@ def open_folder(
     if is_bucket(text):
         path, file = split_file(text.rstrip("/"))
         scheme, _, rest = path.partition("://")
-        return BucketFolder(open_bucket(f"{scheme.lower()}://{rest}", bucket_options), file=file)
+        options = {**(bucket_options or {}), **({"ca_file": ca_file} if ca_file else {})}
+        return BucketFolder(open_bucket(f"{scheme.lower()}://{rest}", options), file=file)
     from blobstore.io.http.remote_files import Remote
     from blobstore.source.web import open_web_folder
 
-    return open_web_folder(Remote(token, ca_file=ca_file), text, endpoint or HUB)
+    return open_web_folder(Remote(token, ca_file=ca_file, proxies=proxies), text, endpoint or HUB)
 
 
 def folder_or_file(

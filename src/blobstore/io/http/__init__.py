@@ -7,8 +7,7 @@ library.
 clear only in a private network. The same holds for a body with credentials, whose redirect to
 another origin is refused. Cookies are not
 kept, and the challenge of a 401 is left to the caller. TLS certificates and names are always
-checked. The environment is not read: neither netrc nor proxies, because behind a proxy the address
-that is connected to is unknown.
+checked. The environment is not read, neither netrc nor proxies: the caller gives proxies.
 
 *How much.* Replies are asked for as they are (``Accept-Encoding: identity``) and refused when
 coded. What a request takes is counted at the socket (`RequestLimits`): after the last allowed byte

@@ -16,7 +16,7 @@ from __future__ import annotations
 import random
 import re
 import weakref
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -69,6 +69,7 @@ _HINTS = {
     403: "The token, if any, does not grant access. For a gated repository, first request"
     " access on its page.",
     404: "Check the address and, for a repository, its revision.",
+    407: "The proxy wants a login: HTTP_PROXY=http://USER:PASSWORD@HOST:PORT",
     416: "The file is shorter than the server said.",
     429: "Too many requests; servers often allow more with a token.",
 }
@@ -279,8 +280,8 @@ class HttpClient(Closing):
 
     ``token`` is sent to the origin of the first address that is asked for, and to no other.
     ``connections`` is the number of requests at once, and so the most connections to one host.
-    ``ca_file`` names certificates (PEM) to trust besides the system's. ``is_public`` says which IP
-    addresses are public, for rule R2. The policy: `blobstore.io.http`.
+    ``ca_file``, ``proxies`` and ``is_public``, for rule R2: as for `Connections`. The policy:
+    `blobstore.io.http`.
     """
 
     def __init__(
@@ -290,6 +291,7 @@ class HttpClient(Closing):
         connections: int = 16,
         retry_policy: RetryPolicy | None = None,
         ca_file: str | None = None,
+        proxies: Mapping[str, str] | None = None,
         is_public: Callable[[str], bool] = is_public,
     ) -> None:
         """Raises: UsageError for an invalid token; StorageError, NotFoundError for ``ca_file``."""
@@ -304,7 +306,7 @@ class HttpClient(Closing):
         self._token = token
         self._token_origin: tuple[str, str, int] | None = None
         self._lock = Lock()
-        self._kept = Connections(is_public, ca_file)
+        self._kept = Connections(is_public, ca_file, proxies or {})
         weakref.finalize(self, self._kept.close)
 
     def start(self, url: str) -> RequestTarget:

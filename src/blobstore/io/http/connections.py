@@ -3,6 +3,8 @@
 A name is resolved here, every address is checked (rule R2), and the checked address is connected
 to, so that a name can't resolve to something else a moment later (DNS rebinding). A kept-alive
 connection is checked again before each request. Bytes and seconds are counted at the socket.
+Through a proxy, https goes in a tunnel (CONNECT, RFC 9110 section 9.3.6), and http as requests for
+whole addresses (RFC 9112 section 3.2.2); both are for the address that was judged.
 
 `http.client` is lax where a server could hide something, so a `Connection` gives it checked lines
 only, and `Reply` checks the lengths that it made of them. Of interim replies it knows
@@ -22,14 +24,20 @@ import sys
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from functools import cache
 from http.client import HTTPConnection, HTTPException, HTTPResponse
 from typing import TYPE_CHECKING, Self, cast
 
 from blobstore.errors import RemoteError, UsageError, from_os_error
 from blobstore.io.budget import RequestLimits
-from blobstore.io.http.web_addresses import RequestTarget, WebAddress, is_link_local
+from blobstore.io.http.web_addresses import (
+    Proxy,
+    RequestTarget,
+    WebAddress,
+    is_link_local,
+    is_public_name,
+)
 
 if TYPE_CHECKING:
     from _typeshed import WriteableBuffer
@@ -48,6 +56,7 @@ KEEP_ALIVE_S = 30
 _MOST_IDLE = 256
 """Connections that are kept: redirects can lead to any number of servers."""
 _INTERIM = frozenset(range(102, 200))
+_OK, _SERVER_ERROR = 200, 500
 _CA_FILES = (
     "/etc/ssl/cert.pem",
     "/etc/ssl/certs/ca-certificates.crt",
@@ -110,11 +119,21 @@ class Connection(io.BufferedReader):
     ``-5`` or ``1_0`` as the length of a chunk, so `readline` checks each line. The parameters of a
     multipart type can keep `email`, its parser of heads, busy for half a minute, or make it fail.
 
-    ``public`` and ``link_local`` are of the peer's IP address.
+    ``public`` and ``link_local`` are of the peer's IP address. ``proxy``: the peer, unless it only
+    passes bytes on.
     """
 
-    def __init__(self, connected: socket.socket, *, public: bool, link_local: bool) -> None:
+    def __init__(
+        self,
+        connected: socket.socket,
+        *,
+        public: bool,
+        link_local: bool,
+        proxy: Proxy | None = None,
+    ) -> None:
         self.received = _Received(connected)
+        self._proxy = proxy
+        self._proxy_fields = proxy.fields if proxy is not None else {}
         super().__init__(self.received, _BUFFER)
         self.public = public
         self.link_local = link_local
@@ -140,8 +159,11 @@ class Connection(io.BufferedReader):
         limits.cancellation.add(self.received.socket)
         client = HTTPConnection(address.host, address.port)
         client.sock = self
+        target = address.target
+        if self._proxy is not None:
+            target = address.place if method == "CONNECT" else address.text
         with suppress(BrokenPipeError, ConnectionResetError):  # the answer may say why
-            client.request(method, address.target, body, fields())
+            client.request(method, target, body, {**fields(), **self._proxy_fields})
         while True:
             response = HTTPResponse(cast("socket.socket", self), method=method)
             response.begin()
@@ -197,12 +219,16 @@ class Connections:
     """The connections of a client: new ones, and those kept alive. Safe to share between threads.
 
     ``is_public`` says which IP addresses are public. ``ca_file`` names certificates (PEM) to trust
-    besides the system's. Raises: StorageError, NotFoundError if it can't be read.
+    besides the system's: files and folders of them, with colons between. ``proxies``: as for
+    `Proxy.of`. Raises: StorageError, NotFoundError if certificates can't be read.
     """
 
-    def __init__(self, is_public: Callable[[str], bool], ca_file: str | None) -> None:
+    def __init__(
+        self, is_public: Callable[[str], bool], ca_file: str | None, proxies: Mapping[str, str]
+    ) -> None:
         self._is_public = is_public
         self._ca_file = ca_file
+        self._proxies = proxies
         self._idle: defaultdict[tuple[str, str, int], list[Connection]] = defaultdict(list)
         self._is_closed = False
         if ca_file is not None:
@@ -216,7 +242,14 @@ class Connections:
         Raises: RemoteError (rule R2); UsageError for credentials in the clear on the internet;
         OSError, UnicodeError.
         """
-        connection = self._idle_connection(target.address) or self._connect(target, limits)
+        connection = self._idle_connection(target.address)
+        if connection is None:
+            proxy = Proxy.of(target.address, self._proxies)
+            connection = (
+                self._connect(target, limits)
+                if proxy is None
+                else self._connect_through(proxy, target, limits)
+            )
         try:
             target.check(public=connection.public, link_local=connection.link_local)
             if has_credentials and connection.public:
@@ -260,9 +293,8 @@ class Connections:
     def _connect(self, target: RequestTarget, limits: RequestLimits) -> Connection:
         address = target.address
         failure: Exception = OSError("it has no address")
-        context = _tls_context(self._ca_file) if address.scheme == "https" else None
         for ip in _resolve(address.host, address.port):
-            public, link_local = self._is_public(ip), is_link_local(ip)
+            public, link_local = self._judge(ip)
             try:
                 target.check(public=public, link_local=link_local)
                 seconds = min(limits.policy.connect_s, limits.seconds_left(address))
@@ -274,12 +306,67 @@ class Connections:
                 failure = error
             else:
                 connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-                if context is not None:
-                    connected = context.wrap_socket(
-                        connected, server_hostname=address.host, suppress_ragged_eofs=False
-                    )
+                if address.scheme == "https":
+                    connected = self._secure(connected, address)
                 return Connection(connected, public=public, link_local=link_local)
         raise failure
+
+    def _connect_through(
+        self, proxy: Proxy, target: RequestTarget, limits: RequestLimits
+    ) -> Connection:
+        """Return a connection to a proxy: for https one to the server, through its tunnel.
+
+        Raises: RemoteError when the proxy can't be reached or refuses; as `take`.
+        """
+        address = target.address
+        public, link_local = self._judge(address.host)
+        target.check(public=public, link_local=link_local)
+        seconds = min(limits.policy.connect_s, limits.seconds_left(address))
+        try:
+            connected = socket.create_connection((proxy.address.host, proxy.address.port), seconds)
+        except OSError as error:
+            raise _proxy_error(
+                proxy, address, f"can't be reached: {error.strerror or error}", temporary=True
+            ) from error
+        connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        connection = Connection(connected, public=public, link_local=link_local, proxy=proxy)
+        if address.scheme == "http":
+            return connection
+        with ExitStack() as failing:
+            failing.callback(connection.disconnect)
+            host = {"Host": address.place}
+            reply = connection.exchange(address, limits, "CONNECT", lambda: host, None)
+            if reply.status != _OK:
+                is_busy = reply.status >= _SERVER_ERROR
+                raise _proxy_error(proxy, address, f"answers {reply.status}", temporary=is_busy)
+            connection.finish()
+            secured = self._secure(connected, address)
+            failing.pop_all()
+        return Connection(secured, public=public, link_local=link_local)
+
+    def _judge(self, host: str) -> tuple[bool, bool]:
+        """Return whether a host is public, and whether link-local. Names are not resolved."""
+        try:
+            ip, *_ = _resolve(host, 0, socket.AI_NUMERICHOST)
+        except socket.gaierror:
+            return is_public_name(host), False
+        return self._is_public(ip), is_link_local(ip)
+
+    def _secure(self, connected: socket.socket, address: WebAddress) -> socket.socket:
+        context = _tls_context(self._ca_file)
+        return context.wrap_socket(
+            connected, server_hostname=address.host, suppress_ragged_eofs=False
+        )
+
+
+def _proxy_error(proxy: Proxy, address: WebAddress, what: str, *, temporary: bool) -> RemoteError:
+    return RemoteError(
+        f"{address}: the proxy {proxy.address.place} {what}",
+        path=str(address),
+        temporary=temporary,
+        hint="Check HTTPS_PROXY and HTTP_PROXY (http://[USER:PASSWORD@]HOST:PORT). NO_PROXY has the"
+        " hosts that need none.",
+    )
 
 
 def _check_secret(address: WebAddress) -> None:
@@ -291,8 +378,8 @@ def _check_secret(address: WebAddress) -> None:
         )
 
 
-def _resolve(host: str, port: int) -> list[str]:
-    entries = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+def _resolve(host: str, port: int, flags: int = 0) -> list[str]:
+    entries = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=flags)
     return list(dict.fromkeys(str(sockaddr[0]) for *_, sockaddr in entries))
 
 
@@ -301,7 +388,7 @@ def _tls_context(ca_file: str | None) -> ssl.SSLContext:
     """Return the context of connections that trust the system and ``ca_file``.
 
     Reading the system's certificates takes 28 ms, so it is done when the first connection needs it.
-    OpenSSL's own default paths would be those of the environment.
+    OpenSSL's own default paths would be those of the environment: only commands read that.
     """
     if sys.platform == "darwin":
         import truststore
@@ -313,11 +400,14 @@ def _tls_context(ca_file: str | None) -> ssl.SSLContext:
         files = filter(os.path.isfile, (paths.openssl_cafile, *_CA_FILES))
         context.load_verify_locations(next(files, None), paths.openssl_capath)
     context.set_alpn_protocols(["http/1.1"])
-    try:
-        if ca_file is not None:
-            context.load_verify_locations(ca_file)
-    except OSError as error:
-        raise from_os_error(error, "read certificates from", ca_file) from error
+    for place in ca_file.split(os.pathsep) if ca_file is not None else ():
+        try:
+            if os.path.isdir(place):  # noqa: PTH112
+                context.load_verify_locations(capath=place)
+            else:
+                context.load_verify_locations(place)
+        except OSError as error:
+            raise from_os_error(error, "read certificates from", place) from error
     return context
 
 
@@ -354,7 +444,8 @@ def _unreachable(address: WebAddress, error: OSError | UnicodeError) -> RemoteEr
         return RemoteError(
             f"{address}: its certificate is not trusted: {error.verify_message}",
             path=str(address),
-            hint="Check the address. For a private authority, name its certificates: ca_file=FILE.",
+            hint="Check the address. For a private authority, name its certificates: ca_file=FILE,"
+            " or the variable SSL_CERT_FILE.",
         )
     if isinstance(error, ssl.SSLError) and not isinstance(
         error, ssl.SSLEOFError | ssl.SSLZeroReturnError
@@ -366,7 +457,7 @@ def _unreachable(address: WebAddress, error: OSError | UnicodeError) -> RemoteEr
         return RemoteError(
             f"{address}: its host is unknown",
             path=str(address),
-            hint="Check the host name. Proxies are not used.",
+            hint="Check the host name. If only a proxy reaches it, set HTTPS_PROXY.",
         )
     why = (isinstance(error, OSError) and error.strerror) or str(error)
     return RemoteError(

@@ -9,6 +9,9 @@ Rule R2 is about all three; `blobstore.io.http.connections` enforces it for IP a
 - a redirect to another origin never leads to a link-local IP address (169.254.169.254)
 - an Authorization field is dropped for good when a redirect leads to another origin
 
+A proxy resolves names itself. So behind one, only addresses that are written as numbers are judged
+as such; a name is public, unless it can't be on the internet (`is_public_name`).
+
 A web address is http or https, a host, perhaps a port, a path and a query. It has no user name or
 password in it (they would end up in logs and error messages), and only printable ASCII, as RFC 3986
 has it; what a person types is normalized first (spaces and other characters of a path are
@@ -19,9 +22,12 @@ from __future__ import annotations
 
 import ipaddress
 import re
+from base64 import b64encode
+from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Self
-from urllib.parse import quote, urlencode, urljoin
+from urllib.parse import quote, unquote, urlencode, urljoin
 
 from blobstore.errors import RemoteError, UsageError, quoted
 
@@ -123,9 +129,15 @@ class WebAddress:
         return (self.scheme, self.host, self.port)
 
     @property
-    def authority(self) -> str:
+    def place(self) -> str:
         host = f"[{self.host}]" if ":" in self.host else self.host
-        return host if self.port == _DEFAULT_PORTS[self.scheme] else f"{host}:{self.port}"
+        return f"{host}:{self.port}"
+
+    @property
+    def authority(self) -> str:
+        """The place, without its port if that is the scheme's."""
+        is_default = self.port == _DEFAULT_PORTS[self.scheme]
+        return self.place.removesuffix(f":{self.port}") if is_default else self.place
 
     @property
     def text(self) -> str:
@@ -137,6 +149,57 @@ class WebAddress:
 
     def refuse(self, what: str, rule: str = "R2") -> RemoteError:
         return RemoteError(f"{self} {what} (rule {rule})", rule=rule, path=str(self))
+
+
+@dataclass(frozen=True, slots=True)
+class Proxy:
+    """A proxy, which is spoken to over http. ``fields``: its login, which is never shown."""
+
+    address: WebAddress
+    fields: Mapping[str, str] = field(default_factory=dict, repr=False)
+
+    @classmethod
+    def of(cls, address: WebAddress, proxies: Mapping[str, str]) -> Self | None:
+        """Return the proxy for an address; None if it is reached directly.
+
+        ``proxies``: by scheme, ``all`` for both schemes; and ``no``, the hosts that are reached
+        directly: names with all below them, addresses, networks (10.0.0.0/8), or ``*``. That is
+        what `urllib.request.getproxies_environment` returns.
+
+        Raises: UsageError for a proxy that is not http.
+        """
+        text = proxies.get(address.scheme) or proxies.get("all")
+        if not text or _is_direct(address, proxies):
+            return None
+        scheme, _, place = text.rpartition("://")
+        login, _, place = place.rpartition("@")
+        try:
+            there = WebAddress.parse(f"{scheme or 'http'}://{place}")
+        except UsageError:
+            there = None
+        if there is None or there.scheme != "http":
+            raise UsageError(
+                f"not a proxy that is spoken to over http: {quoted(f'{scheme}://{place}')}",
+                hint="HTTPS_PROXY and HTTP_PROXY are http://[USER:PASSWORD@]HOST:PORT.",
+            )
+        if not login:
+            return cls(there)
+        basic = b64encode(unquote(login if ":" in login else f"{login}:").encode()).decode()
+        return cls(there, {"Proxy-Authorization": f"Basic {basic}"})
+
+
+def _is_direct(address: WebAddress, proxies: Mapping[str, str]) -> bool:
+    for entry in proxies.get("no", "").lower().split(","):
+        name = entry.strip().lstrip(".")
+        if name in ("*", address.host, f"{address.host}:{address.port}"):
+            return True
+        if name and address.host.endswith(f".{name}"):
+            return True
+        with suppress(ValueError):  # one of the two is a name
+            network = ipaddress.ip_network(name.strip("[]"), strict=False)
+            if ipaddress.ip_address(address.host) in network:
+                return True
+    return False
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,6 +261,16 @@ def is_public(address: str) -> bool:
     return (
         ip.is_global and not ip.is_multicast and not any(ip in network for network in _NOT_PUBLIC)
     )
+
+
+def is_public_name(host: str) -> bool:
+    """Return whether a name may be of the public internet, without resolving it.
+
+    Names of one label are not, nor those under ``localhost``, ``local``, ``internal`` and
+    ``home.arpa`` (RFC 6761, 6762, 8375; ICANN's resolution of 2024-07-29).
+    """
+    name = host.rstrip(".")
+    return "." in name and not name.endswith((".localhost", ".local", ".internal", ".home.arpa"))
 
 
 def is_link_local(address: str) -> bool:

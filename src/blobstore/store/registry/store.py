@@ -257,14 +257,15 @@ class RegistryAccess:
     """How to connect to registries, and with which login.
 
     ``insecure``: also without TLS, where docker would ask for it. ``credentials``: logins (None:
-    none). ``realms``: hosts of token servers to trust besides those of `realm_target`. ``ca_file``:
-    certificates (PEM) to trust besides the system's. ``connections``: requests at once (None: 16).
+    none). ``realms``: hosts of token servers to trust besides those of `realm_target`. ``ca_file``
+    and ``proxies``: as for `open_folder`. ``connections``: requests at once (None: 16).
     """
 
     insecure: bool = False
     credentials: Credentials | None = None
     realms: Collection[str] = ()
     ca_file: str | None = None
+    proxies: Mapping[str, str] | None = None
     connections: int | None = None
 
     def open_all(self, place: str) -> RegistryStore:
@@ -300,7 +301,11 @@ class RegistryAccess:
         )
         return RegistryStore(
             name.host,
-            HttpClient(connections=self.connections or _CONNECTIONS, ca_file=self.ca_file),
+            HttpClient(
+                connections=self.connections or _CONNECTIONS,
+                ca_file=self.ca_file,
+                proxies=self.proxies,
+            ),
             address=f"{address.scheme}://{address.authority}",
             login=login,
             realms=self.realms,
