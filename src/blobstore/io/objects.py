@@ -273,6 +273,12 @@ _FAILURES = (
         ("NotSupportedError", "NotImplementedError"),
     ),
     _Failure(
+        RemoteError,
+        "{place}: its server's certificate is not trusted",
+        words=("InvalidCertificate",),
+        hint="For a private authority: ca_file=FILE, or the variable SSL_CERT_FILE.",
+    ),
+    _Failure(
         partial(RemoteError, temporary=True),
         "can't {operation} {place}: can't connect to its server",
         words=("kind: Connect",),
