@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 from uuid import uuid4
 
-from blobstore.errors import BlobStoreError, RemoteError, UsageError
+from blobstore.errors import BlobStoreError, RemoteError, UsageError, install_hint
 from blobstore.formats.documents import Descriptor
 from blobstore.importer.arguments import ImportArguments
 from blobstore.importer.outputs import ImportPlan
@@ -182,7 +182,7 @@ def connect(address: str) -> Iterator[Client]:
     try:
         from distributed import Client
     except ImportError as error:
-        hint = 'Install the extra: pip install "blobstore[dask]".'
+        hint = install_hint("dask")
         raise UsageError("Dask is not installed", hint=hint) from error
     place = address.removeprefix(_SCHEME)
     try:

@@ -226,3 +226,28 @@ def from_os_error(error: OSError | BlobStoreError, operation: str, path: object)
     kinds = {FileNotFoundError: MissingFileError, PermissionError: AccessError}
     kind = kinds.get(type(error), StorageError)
     return kind(f"can't {operation} {path}: {reason}", path=str(path), errno=error.errno)
+
+
+def install_hint(extra: str) -> str:
+    """Return the command that installs what an extra needs, for the Python that runs.
+
+    It names the extra's packages, from this package's metadata (PEP 566, ``Requires-Dist``): that
+    compiles nothing again, and this package's name on an index may be another project's. Without
+    metadata, in a source tree, it names the extra of the folder.
+    """
+    import re
+    import shlex
+    import sys
+    from importlib.metadata import PackageNotFoundError, requires
+    from importlib.util import find_spec
+
+    try:
+        lines = requires("blobstore") or []
+    except PackageNotFoundError:
+        lines = []
+    of_extra = re.compile(rf"extra *== *['\"]{extra}['\"]")
+    packages = [line.partition(";")[0].strip() for line in lines if of_extra.search(line)]
+    command = [sys.executable, "-m", "pip", "install"]
+    if find_spec("pip") is None:  # as uv makes environments
+        command = ["uv", "pip", "install", "--python", sys.executable]
+    return f"Install it: {shlex.join([*command, *(packages or [f'.[{extra}]'])])}"

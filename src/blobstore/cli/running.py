@@ -36,7 +36,7 @@ from blobstore.cli.stores import (
     cached_stores_at,
     source_at,
 )
-from blobstore.errors import BlobStoreError, UsageError, quoted
+from blobstore.errors import BlobStoreError, UsageError, install_hint, quoted
 from blobstore.names import ModelName
 from blobstore.source.addresses import is_address
 
@@ -505,7 +505,7 @@ def serve(
         import starlette  # noqa: F401
         import uvicorn  # noqa: F401
     except ImportError as error:
-        hint = "Install the extra: pip install 'blobstore[web]'."
+        hint = install_hint("web")
         raise UsageError("starlette and uvicorn are not installed", hint=hint) from error
     from blobstore.web.application import Hosts, application, check_address, serve_at
     from blobstore.web.distribution import distribution_routes

@@ -44,6 +44,7 @@ from blobstore.errors import (
     ShortReadError,
     StorageError,
     UsageError,
+    install_hint,
     quoted,
 )
 from blobstore.io.durable import os_errors
@@ -135,10 +136,8 @@ def open_bucket(address: str, options: Mapping[str, str] | None = None) -> Bucke
     try:
         from obstore.store import LocalStore, MemoryStore
     except ImportError:
-        raise UsageError(
-            f"reading and writing {scheme}:// needs the package obstore",
-            hint="pip install 'blobstore[cloud]'",
-        ) from None
+        message = f"reading and writing {scheme}:// needs the package obstore"
+        raise UsageError(message, hint=install_hint("cloud")) from None
     prefix = (match["prefix"] or "").strip("/")
     if scheme == "file":
         with object_errors(OPEN, f"/{prefix}"):

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from blobstore.errors import UsageError
+from blobstore.errors import UsageError, install_hint
 
 _STYLE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 _CALLS = "mlx_lm.tool_parsers.json_tools"
@@ -57,7 +57,7 @@ def _tokens(tokenizer: Any) -> Any:
     except (ImportError, AttributeError) as error:
         raise UsageError(
             "response_format and tool_choice need llguidance and a fast tokenizer",
-            hint="Install the extra: pip install 'blobstore[lm]'.",
+            hint=install_hint("lm"),
         ) from error
     return LLTokenizer(text, eos_token=list(tokenizer.eos_token_ids))
 

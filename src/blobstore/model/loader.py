@@ -34,6 +34,7 @@ from blobstore.errors import (
     TensorNotFoundError,
     UnsupportedSourceError,
     UsageError,
+    install_hint,
     quoted,
 )
 from blobstore.formats.documents import TENSOR_MEDIA_TYPE, Descriptor, Manifest, ModelConfig
@@ -135,12 +136,17 @@ def mlx_of(values: Array) -> Any:
     return mx.asarray(values.view(np.uint8) if values.dtype.kind == "V" else values)
 
 
-def _library(name: str, hint: str) -> Any:
-    """Return an optional library. Raises: UsageError with the hint when it is not installed."""
+def _library(name: str, hint: str | None = None) -> Any:
+    """Return an optional library. Raises: UsageError with the hint if it is not installed.
+
+    ``hint``: None if the library is an extra of its name.
+    """
     try:
         return sys.modules.get(name) or importlib.import_module(name)
     except ImportError as error:
-        raise UsageError(f"{name.partition('.')[0]} is not installed", hint=hint) from error
+        raise UsageError(
+            f"{name.partition('.')[0]} is not installed", hint=hint or install_hint(name)
+        ) from error
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
@@ -243,7 +249,7 @@ class Tensor(StoredTensor):
         return assemble(self, self._torch_array)
 
     def _torch_array(self, entry: TensorEntry) -> Any:
-        torch = _library("torch", "Install the extra: pip install 'blobstore[torch]'.")
+        torch = _library("torch")
         dtype = getattr(torch, entry.dtype.array_name or "", None)
         if dtype is None:
             raise UnsupportedSourceError(f"torch has no {entry.dtype}", tensor=self.name)

@@ -20,7 +20,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from blobstore.errors import BlobStoreError, UnsupportedSourceError, UsageError
+from blobstore.errors import BlobStoreError, UnsupportedSourceError, UsageError, install_hint
 from blobstore.model.facts import Config, Layout, ModelFacts, Runs, Verdict
 
 NAME = "mlx-lm"
@@ -157,9 +157,7 @@ def import_mlx_lm() -> Any:
 def require_mlx_lm() -> None:
     """Raise UsageError without the ``lm`` extra. Nothing is imported."""
     if importlib.util.find_spec(_PACKAGE) is None:
-        raise UsageError(
-            "mlx-lm is not installed", hint="Install the extra: pip install 'blobstore[lm]'."
-        )
+        raise UsageError("mlx-lm is not installed", hint=install_hint("lm"))
 
 
 def network_classes(config: Config) -> tuple[Any, Any]:

@@ -13,7 +13,7 @@ from importlib import resources
 from types import ModuleType
 from typing import Any, Literal
 
-from blobstore.errors import UsageError
+from blobstore.errors import UsageError, install_hint
 from blobstore.views.quantities import cut_text, printable
 
 Theme = Literal["light", "dark"]
@@ -152,7 +152,5 @@ def check_drawable() -> ModuleType:
     try:
         import vl_convert
     except ImportError as error:
-        raise UsageError(
-            "vl-convert is not installed", hint="Install the extra: pip install 'blobstore[plots]'."
-        ) from error
+        raise UsageError("vl-convert is not installed", hint=install_hint("plots")) from error
     return vl_convert

@@ -28,7 +28,7 @@ from importlib.util import find_spec
 import numpy as np
 
 from blobstore import kernels
-from blobstore.errors import UnsupportedSourceError, quoted
+from blobstore.errors import UnsupportedSourceError, install_hint, quoted
 from blobstore.formats.dtypes import DType
 from blobstore.formats.gguf import GgufHeader, GgufTensor, GgufType
 from blobstore.formats.quant import Quantization, QuantType
@@ -230,7 +230,7 @@ class _Model:
             raise self.refused(name, f"{what} of the type {kind} are not read")
         if kind not in FLOATS and kind not in KEPT and find_spec("gguf") is None:
             reason = f"{kind} is dequantized by the gguf package, which is not installed"
-            raise self.refused(name, reason, "Install the extra: pip install 'blobstore[gguf]'.")
+            raise self.refused(name, reason, install_hint("gguf"))
         rank = (1 if is_vector else 2) + ("_exps." in name)
         fits = len(dims) == rank
         if "inp_shexp" in name:  # [cols] or [1, cols]

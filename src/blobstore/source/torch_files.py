@@ -23,6 +23,7 @@ from blobstore.errors import (
     LimitExceededError,
     UnsupportedSourceError,
     UsageError,
+    install_hint,
     quoted,
 )
 from blobstore.formats.dtypes import DType
@@ -77,7 +78,7 @@ def torch_header(reader: OpenReader, budget: Budget) -> Header:
     try:
         import torch
     except ImportError as error:
-        hint = "Install the extra: pip install 'blobstore[torch]'."
+        hint = install_hint("torch")
         raise UsageError(f"{reader.name} needs torch", path=reader.name, hint=hint) from error
     try:
         file = io.BufferedReader(_File(reader), _BUFFER)

@@ -21,7 +21,7 @@ import textwrap
 from collections.abc import Callable
 from typing import Any
 
-from blobstore.errors import DocumentError, UsageError
+from blobstore.errors import DocumentError, UsageError, install_hint
 from blobstore.formats import strictjson
 from blobstore.formats.strictjson import parse_object
 from blobstore.names import Digest
@@ -229,5 +229,5 @@ def _module(name: str) -> Any:
         return importlib.import_module(name)
     except ImportError:
         package = "PyNaCl" if name.startswith("nacl") else "cryptography"
-        hint = "Install the extra: pip install 'blobstore[sign]'"
+        hint = install_hint("sign")
         raise UsageError(f"keys need the package {package}", hint=hint) from None
