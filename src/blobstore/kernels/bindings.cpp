@@ -102,7 +102,8 @@ std::int64_t quantize(std::string_view target, std::string_view method, std::str
   const std::size_t format = index_of(float_type, float_names);
   require(weights.itemsize() == item_size(format), "weights has the wrong size");
   require_parts(weights.size(), type, group_size, format, words, scales, biases);
-  const auto kernel = target_of(target).quantize[index_of(method, method_names)][type][format];
+  const std::size_t how = index_of(method, method_names);
+  const auto kernel = target_of(target).quantize[how][type][format];
   const QuantizeJob job{
       .weights = weights.data(),
       .count = weights.size(),
@@ -115,6 +116,7 @@ std::int64_t quantize(std::string_view target, std::string_view method, std::str
       .columns = importance ? importance->size() : 0,
       .first_column = first_column,
       .candidates = {factors.data(), factors.size(), shifts.data(), shifts.size(), neighbours},
+      .plain = plain.quantize[how][type][format],
   };
   const nb::gil_scoped_release unlocked;
   const std::size_t bad = kernel(job);
@@ -258,7 +260,7 @@ nb::tuple compare_stored(std::string_view target, std::string_view float_type,
       .code_bits = bits_of(type),
       .scale_nbytes = scales.itemsize(),
       .dequantize = chosen.dequantize[type][row][f32],
-      .limits = chosen.limits[type][row],
+      .limits = plain.limits[type][row],
   };
   Comparison found;
   {

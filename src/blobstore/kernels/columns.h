@@ -37,7 +37,7 @@ struct Columns {
 
   // The groups from weight `first` of the job on, times a factor.
   template <typename Float>
-  Columns(Float, const QuantizeJob& job, std::size_t first, float factor)
+  [[gnu::noinline]] Columns(Float, const QuantizeJob& job, std::size_t first, float factor)
       : count(job.group_size), weighted(job.importance != nullptr) {
     const auto* const from = weights_of<Float>(job) + first;
     float lanes[N];
@@ -55,7 +55,7 @@ struct Columns {
     return importance[i] > 0.0f ? importance[i] * value : F{};
   }
   // The extremes of all weights, or of those that count; infinity and its negative if none does.
-  Range<F> range(bool counting) const {
+  [[gnu::noinline]] Range<F> range(bool counting) const {
     constexpr float infinity = std::numeric_limits<float>::infinity();
     Range<F> found = {all_of<F>(infinity), all_of<F>(-infinity)};
     for (std::size_t i = 0; i < count; ++i) {
@@ -65,7 +65,7 @@ struct Columns {
     }
     return found;
   }
-  F total_importance() const {
+  [[gnu::noinline]] F total_importance() const {
     if (!weighted) return all_of<F>(static_cast<float>(count));
     Sum<F> sum;
     for (std::size_t i = 0; i < count; ++i) sum.add(i, importance[i]);

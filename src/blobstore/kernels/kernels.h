@@ -22,6 +22,11 @@ struct AffineCandidates {
   bool neighbours;  // whether the stored values next to the best ones are tried
 };
 
+struct QuantizeJob;
+// Returns the index of the first non-finite weight, and then the outputs are unspecified; else of the
+// first weight of the first group whose scale is infinite; else all_finite.
+using Quantize = std::size_t (*)(const QuantizeJob&);
+
 // Whole groups of a flat run of weights.
 struct QuantizeJob {
   const void* weights;
@@ -35,6 +40,7 @@ struct QuantizeJob {
   std::size_t columns;
   std::size_t first_column;  // of the first weight
   AffineCandidates candidates;
+  Quantize plain;  // the plain target's kernel, for the last groups, fewer than a target's lanes
 };
 
 struct DequantizeJob {
@@ -93,9 +99,6 @@ struct Comparison {
 
 inline constexpr std::size_t all_finite = ~std::size_t{0};
 
-// Returns the index of the first non-finite weight, and then the outputs are unspecified; else of the
-// first weight of the first group whose scale is infinite; else all_finite.
-using Quantize = std::size_t (*)(const QuantizeJob&);
 using Dequantize = void (*)(const DequantizeJob&);
 // Writes the ends of each group's range: weights at most `low` or at least `high` are beyond it.
 using Limits = void (*)(const DequantizeJob&, double* low, double* high);
@@ -123,7 +126,8 @@ struct Target {
   DequantizeColumns dequantize_columns[float_types];  // by the format of the output
   Compare compare[wide_types][wide_types];  // by the formats of the weights and of what is read
   CompareStored compare_stored[wide_types];
-  Limits limits[quant_types][float_types];  // by the format of the scales (one for the fp types)
+  // By the format of the scales (one for the fp types); of `plain` only.
+  Limits limits[quant_types][float_types];
 };
 
 extern const Target plain;

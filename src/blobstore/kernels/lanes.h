@@ -37,10 +37,6 @@ using Floats = Vector<float, N>;
 template <std::size_t N>
 using Words = Vector<std::uint32_t, N>;
 
-// N as a value, for generic lambdas.
-template <std::size_t N>
-using Lanes = std::integral_constant<std::size_t, N>;
-
 // The unsigned integers with the bits of `F`, and back.
 template <typename F>
 using BitsOf = Words<sizeof(F) / 4>;

@@ -5,6 +5,8 @@
 // computed side by side, then each group's codes. A few blocks are one tile. Knows no Python.
 #pragma once
 
+#include <algorithm>
+
 #include "groups.h"
 #include "kernels.h"
 #include "units.h"
@@ -133,33 +135,50 @@ void quantize_affine_tile(const QuantizeJob& job, std::size_t begin, std::size_t
   }
 }
 
-// Calls tile(lanes, first weight, blocks) for some blocks of N groups at a time, and for single
-// groups at the end, until a call returns false: its weights are not all finite. Returns the index
-// of the first weight that is not, or all_finite.
-template <typename Float, std::size_t N, typename Tile>
+// The groups of a job from weight `start` on; scales and biases are as wide as Scale.
+template <typename Float, unsigned bits, typename Scale>
+inline QuantizeJob rest_of(QuantizeJob job, std::size_t start, std::size_t group_size) {
+  const std::size_t scales_before = start / group_size;
+  job.weights = static_cast<const typename Float::Bits*>(job.weights) + start;
+  job.count -= start;
+  job.codes += start * bits / 8;
+  job.scales = static_cast<Scale*>(job.scales) + scales_before;
+  if (job.biases) job.biases = static_cast<Scale*>(job.biases) + scales_before;
+  job.first_column += start;
+  return job;
+}
+
+// Calls tile(first weight, blocks) for some blocks of N groups at a time, until a call returns false:
+// its weights are not all finite. The plain kernel gets the last groups. Returns the index of the
+// first weight that is not finite, or all_finite.
+template <typename Float, unsigned bits, typename Scale, std::size_t N, typename Tile>
 std::size_t each_tile(const QuantizeJob& job, std::size_t group_size, Tile tile) {
   const auto* const weights = weights_of<Float>(job);
-  for (std::size_t start = 0; start < job.count;) {
-    const std::size_t groups = (job.count - start) / group_size;
-    const std::size_t blocks = (groups < tile_groups ? groups : tile_groups) / N;
-    const std::size_t size = (blocks ? blocks * N : 1) * group_size;
-    const bool done = blocks ? tile(Lanes<N>(), start, blocks) : tile(Lanes<1>(), start, 1);
-    if (!done) return start + first_non_finite<Float>(weights + start);
-    start += size;
+  std::size_t start = 0;
+  while (const std::size_t blocks =
+             std::min((job.count - start) / group_size, tile_groups) / N) {
+    if (!tile(start, blocks)) return start + first_non_finite<Float>(weights + start);
+    start += blocks * N * group_size;
   }
+  if (start == job.count) return all_finite;
+  if (!is_finite<Float>(weights + start, job.count - start)) {
+    return start + first_non_finite<Float>(weights + start);
+  }
+  job.plain(rest_of<Float, bits, Scale>(job, start, group_size));
   return all_finite;
 }
 
 // Weights -> codes, and one scale and bias a group.
 template <typename Float, unsigned bits, std::size_t N>
 std::size_t quantize_affine(const QuantizeJob& job) {
-  const auto tile = [&](auto lanes, std::size_t start, std::size_t blocks) {
-    const std::size_t size = blocks * lanes * job.group_size;
+  const auto tile = [&](std::size_t start, std::size_t blocks) {
+    const std::size_t size = blocks * N * job.group_size;
     if (!is_finite<Float>(weights_of<Float>(job) + start, size)) return false;
-    quantize_affine_tile<Float, bits, lanes>(job, start, blocks);
+    quantize_affine_tile<Float, bits, N>(job, start, blocks);
     return true;
   };
-  const std::size_t bad = each_tile<Float, N>(job, job.group_size, tile);
+  using Scale = typename Float::Bits;
+  const std::size_t bad = each_tile<Float, bits, Scale, N>(job, job.group_size, tile);
   return bad == all_finite ? first_overflow<Float>(job) : bad;
 }
 
@@ -240,10 +259,10 @@ bool quantize_fp_tile(const QuantizeJob& job, std::size_t begin, std::size_t blo
 template <typename Float, typename Type, std::size_t most_lanes>
 std::size_t quantize_fp(const QuantizeJob& job) {
   constexpr std::size_t N = lanes_for<Type, most_lanes>;
-  const auto tile = [&](auto lanes, std::size_t start, std::size_t blocks) {
-    return quantize_fp_tile<Float, Type, lanes>(job, start, blocks);
+  const auto tile = [&](std::size_t start, std::size_t blocks) {
+    return quantize_fp_tile<Float, Type, N>(job, start, blocks);
   };
-  return each_tile<Float, N>(job, Type::group_size, tile);
+  return each_tile<Float, Type::Code::bits, std::uint8_t, N>(job, Type::group_size, tile);
 }
 
 }  // namespace blobstore::BLOBSTORE_TARGET

@@ -6,21 +6,22 @@
 
 namespace blobstore::BLOBSTORE_TARGET {
 
-template <typename Float, unsigned bits, std::size_t N>
+// Not inlined, because that multiplies the time that compilers take.
+template <typename Float, std::size_t N>
 class AffineSearch {
   using F = Floats<N>;
-  static constexpr float levels = (1u << bits) - 1;
 
  public:
-  AffineSearch(const Columns<N>& columns, Affine<F> minmax)
+  [[gnu::noinline]] AffineSearch(const Columns<N>& columns, Affine<F> minmax, float levels)
       : columns_(columns),
+        levels_(levels),
         total_importance_(columns.total_importance()),
         stored_{rounded(minmax.scale), rounded(minmax.bias)},
         code_by_(minmax) {
     Sum<F> weights, error;
     for (std::size_t i = 0; i < columns.count; ++i) {
       weights.add(i, columns.counted(i, columns.weights[i]));
-      const F code = whole(clamped((columns.weights[i] - minmax.bias) / minmax.scale, levels));
+      const F code = whole(clamped((columns.weights[i] - minmax.bias) / minmax.scale, levels_));
       error.add(i, squared_error(i, code, stored_));
     }
     mean_ = weights.total() / total_importance_;
@@ -28,10 +29,10 @@ class AffineSearch {
   }
 
   // `range` is that of the weights that count.
-  void run(Range<F> range, const AffineCandidates& candidates) {
+  [[gnu::noinline]] void run(Range<F> range, const AffineCandidates& candidates) {
     attempt(stored_);
     const F span = range.high - range.low;
-    const F step = span / levels;
+    const F step = span / levels_;
     // The bias at the end nearer to zero has the finer grid.
     const auto from_high = abs_of(range.high) < abs_of(range.low);
     for (std::size_t k = 0; k < candidates.shift_count; ++k) {
@@ -39,7 +40,7 @@ class AffineSearch {
       Affine<F> best = {F{}, F{}};
       for (std::size_t j = 0; j < candidates.factor_count; ++j) {
         const F scale = rounded(step * candidates.factors[j]);
-        const F reach = scale * levels;
+        const F reach = scale * levels_;
         const F slack = span - reach;
         const F shift = max_of(abs_of(slack), scale * 0.75f) * candidates.shifts[k];
         const F bottom = (range.low + slack * 0.5f) + shift;
@@ -91,8 +92,8 @@ class AffineSearch {
     const F magnitude = abs_of(scale);
     return (magnitude >= 0x1p-60f) & (magnitude <= 0x1p60f);
   }
-  static F code(F weight, F bias, F inverse) {
-    return whole(clamped((weight - bias) * inverse, levels));
+  F code(F weight, F bias, F inverse) const {
+    return whole(clamped((weight - bias) * inverse, levels_));
   }
   static Affine<F> chosen(auto mask, Affine<F> yes, Affine<F> no) {
     return {mask ? yes.scale : no.scale, mask ? yes.bias : no.bias};
@@ -132,6 +133,7 @@ class AffineSearch {
   }
 
   const Columns<N>& columns_;
+  float levels_;
   F total_importance_, mean_, least_;
   Affine<F> stored_, code_by_;
 };
@@ -143,7 +145,8 @@ inline void search_affine_block(const QuantizeJob& job, std::size_t first) {
   const std::size_t group = first / job.group_size;
   const Columns<N> columns(Float(), job, first, 1.0f);
   const auto all = columns.range(false);
-  AffineSearch<Float, bits, N> found(columns, affine_of(all.low, all.high, (1u << bits) - 1));
+  constexpr float levels = (1u << bits) - 1;
+  AffineSearch<Float, N> found(columns, affine_of(all.low, all.high, levels), levels);
   found.run(columns.range(true), job.candidates);
   const auto stored = found.stored();
   store_narrow<Bits, N>(static_cast<Bits*>(job.scales) + group, Float::encode(stored.scale));

@@ -54,7 +54,7 @@ class FpSearch {
 
  public:
   // The stored bits of the best scales of the groups; `minmax` are those that minmax gives.
-  static U best(const Columns<N>& columns, U minmax) {
+  [[gnu::noinline]] static U best(const Columns<N>& columns, U minmax) {
     F amax = F{};
     for (std::size_t i = 0; i < columns.count; ++i) {
       const F magnitude = abs_of(columns.weights[i]);

@@ -11,32 +11,33 @@ namespace blobstore::BLOBSTORE_TARGET {
 
 inline constexpr std::size_t N = BLOBSTORE_LANES;
 
-// Calls block(lanes, first weight) for N finite groups at a time, and for single ones at the end.
-template <typename Float, typename Block>
+// Calls block(first weight) for N finite groups at a time. As each_tile.
+template <typename Float, unsigned bits, typename Scale, std::size_t lanes, typename Block>
 std::size_t each_block(const QuantizeJob& job, std::size_t group_size, Block block) {
-  const auto tile = [&](auto lanes, std::size_t start, std::size_t blocks) {
+  const auto tile = [&](std::size_t start, std::size_t blocks) {
     const std::size_t size = lanes * group_size;
     if (!is_finite<Float>(weights_of<Float>(job) + start, blocks * size)) return false;
-    for (std::size_t b = 0; b < blocks; ++b) block(lanes, start + b * size);
+    for (std::size_t b = 0; b < blocks; ++b) block(start + b * size);
     return true;
   };
-  return each_tile<Float, N>(job, group_size, tile);
+  return each_tile<Float, bits, Scale, lanes>(job, group_size, tile);
 }
 
-template <typename Float, unsigned bits, std::size_t>
+template <typename Float, unsigned bits, std::size_t lanes>
 std::size_t search_affine(const QuantizeJob& job) {
-  const auto block = [&](auto lanes, std::size_t start) {
+  const auto block = [&](std::size_t start) {
     search_affine_block<Float, bits, lanes>(job, start);
   };
-  const std::size_t bad = each_block<Float>(job, job.group_size, block);
+  using Scale = typename Float::Bits;
+  const auto bad = each_block<Float, bits, Scale, lanes>(job, job.group_size, block);
   return bad == all_finite ? first_overflow<Float>(job) : bad;
 }
 
-template <typename Float, typename Type, std::size_t>
+template <typename Float, typename Type, std::size_t lanes>
 std::size_t search_fp(const QuantizeJob& job) {
-  return each_block<Float>(job, Type::group_size, [&](auto lanes, std::size_t start) {
-    search_fp_block<Float, Type, lanes>(job, start);
-  });
+  const auto block = [&](std::size_t start) { search_fp_block<Float, Type, lanes>(job, start); };
+  constexpr unsigned bits = Type::Code::bits;
+  return each_block<Float, bits, std::uint8_t, lanes>(job, Type::group_size, block);
 }
 
 // Rows of the table: BF16, F16, F32.
@@ -72,8 +73,12 @@ constinit const Target BLOBSTORE_TABLE = [] {
       {COMPARE(Bf16), COMPARE(F16), COMPARE(F32), COMPARE(F64)},
       {compare_stored<Bf16, N>, compare_stored<F16, N>, compare_stored<F32, N>,
        compare_stored<F64, N>},
+#if BLOBSTORE_LANES == 1
       {LIMITS_AFFINE(4), LIMITS_AFFINE(8), {limits_fp<Nvfp4>}, {limits_fp<Mxfp4>},
        {limits_fp<Mxfp8>}},
+#else
+      {},
+#endif
   };
 }();
 
