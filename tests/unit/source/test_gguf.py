@@ -276,4 +276,4 @@ def test_a_type_without_its_library_is_refused(
     monkeypatch.setattr("blobstore.source.gguf.find_spec", lambda _: None)
     with pytest.raises(UnsupportedSourceError, match="Q6_K is dequantized by the gguf") as caught:
         import_model(path, "m", store=store, config=documents)
-    assert "blobstore[gguf]" in str(caught.value.hint)
+    assert "pip install" in str(caught.value.hint)
