@@ -271,9 +271,8 @@ class LoadedModel:
         if job.path == CHAT:
             tokens = self.prompts.chat_tokens(job.document)
         else:
-            tokens = job.document["prompts"][index // job.document.get("n", 1)]
-        if isinstance(tokens, str):
-            tokens = list(tokenizer.encode(tokens))
+            given = job.document["prompts"][index // job.document.get("n", 1)]
+            tokens = list(tokenizer.encode(given)) if isinstance(given, str) else given
         state = "normal"
         if job.path == CHAT and not self.prompts.continues:
             if tokenizer.has_thinking:

@@ -166,7 +166,9 @@ CITY = {
     "additionalProperties": False,
     "$defs": {"city": {"enum": ["Oslo", "Rome"]}},
 }
-CALLS = {"tools": [{"type": "function", "function": {"name": "f", "parameters": CITY}}]}
+CALLS: dict[str, Any] = {
+    "tools": [{"type": "function", "function": {"name": "f", "parameters": CITY}}]
+}
 
 
 @pytest.mark.parametrize("alone", [{}, {"seed": 1}], ids=["in a batch", "alone"])
