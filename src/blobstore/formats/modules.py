@@ -19,6 +19,31 @@ _TARGET = re.compile(
 )
 """Targets with at most three repetitions, of one character each: quick for names of that length."""
 _LONGEST = 256
+_WORD_BITS = 32
+
+
+@dataclass(frozen=True, slots=True)
+class Words:
+    """Codes of ``bits`` in 32-bit words, from the lowest bits up.
+
+    The lower ``used`` bits of a word have codes; if that is not all, no code is cut in two.
+    """
+
+    bits: int
+    used: int = _WORD_BITS
+
+    @classmethod
+    def of(cls, bits: int) -> tuple[Words, Words]:
+        """Return the two ways: dense words, and words of whole codes."""
+        return cls(bits), cls(bits, _WORD_BITS - _WORD_BITS % bits)
+
+    def count(self, codes: int) -> int:
+        """Return how many words hold so many codes."""
+        return -(-codes * self.bits // self.used)
+
+    def codes(self, words: int) -> int:
+        """Return how many codes fit into so many words."""
+        return words * self.used // self.bits
 
 
 @dataclass(frozen=True, slots=True)

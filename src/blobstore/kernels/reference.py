@@ -158,16 +158,14 @@ class ReferenceKernel:
         ``words``: U32 ``[rows, words]``, of whose bits the lower ``used`` hold codes, which lie in
         two words only if all do. Returns U32 ``[rows, size]``; codes that are missing are 0.
         """
-        bytes_ = np.ascontiguousarray(words).view(np.uint8).reshape(len(words), -1, 4)
-        lines = np.unpackbits(bytes_, axis=-1, bitorder="little")[..., :used].reshape(
-            len(words), -1
-        )
+        of_words = np.ascontiguousarray(words).view(np.uint8).reshape(len(words), -1, 4)
+        lines = np.unpackbits(of_words, axis=-1, bitorder="little")[..., :used]
         count = size * 32 // wide
-        lines = np.pad(lines, ((0, 0), (0, max(0, count * bits - lines.shape[1]))))
-        codes = lines[:, : count * bits].reshape(len(words), count, bits)
-        padded = np.pad(codes, ((0, 0), (0, 0), (0, wide - bits)))
-        packed = np.packbits(padded.reshape(len(words), -1), axis=1, bitorder="little")
-        return packed.view(np.uint32).reshape(len(words), size)
+        codes = np.zeros((len(words), count * bits), np.uint8)
+        flat = lines.reshape(len(words), -1)[:, : codes.shape[1]]
+        codes[:, : flat.shape[1]] = flat
+        codes = np.pad(codes.reshape(-1, count, bits), ((0, 0), (0, 0), (0, wide - bits)))
+        return np.packbits(codes.reshape(len(words), -1), axis=1, bitorder="little").view(np.uint32)
 
     def turn(self, lines: Array, square: int) -> Array:
         """Return words of codes that lie with a matrix's inputs first as rows of its outputs.

@@ -17,12 +17,12 @@ from typing import TypeAlias
 from blobstore.errors import UnsupportedSourceError, UsageError, quoted
 from blobstore.formats.checkpoint import SourceConfig
 from blobstore.formats.dtypes import DType, float_dtype
-from blobstore.formats.modules import ColumnSettings, WeightGroup
+from blobstore.formats.modules import ColumnSettings, WeightGroup, Words
 from blobstore.formats.quant import Part, Quantization, QuantType
 from blobstore.source.blocks import four_bits_of, int8_of
 from blobstore.source.coding import Coding
 from blobstore.source.folders import SourceTensor
-from blobstore.source.integers import IntegerCodes, Words
+from blobstore.source.integers import IntegerCodes
 from blobstore.source.producers import (
     BITSANDBYTES,
     BITSANDBYTES_INT8,

@@ -31,6 +31,7 @@ import numpy as np
 
 from blobstore import kernels
 from blobstore.formats.dtypes import DType
+from blobstore.formats.modules import Words
 from blobstore.formats.quant import AFFINE_GROUP_SIZES, Quantization, QuantType
 from blobstore.kernels.arrays import Array, QuantizedArray, numpy_dtype
 from blobstore.source.coding import Coding, CodingError, ReadRegion, Region
@@ -41,40 +42,18 @@ _SQUARE = _WORD // _NIBBLE
 _SIGNIFICANT_BITS = {DType.BF16: 8, DType.F16: 11, DType.F32: 24}
 
 
-@dataclass(frozen=True, slots=True)
-class Words:
-    """Codes of ``bits`` in 32-bit words, from the lowest bits up.
+def _widened(packing: Words, words: Array, wide: int, count: int) -> Array:
+    """Return codes of each row of U32 ``[rows, words]`` with 4 or 8 bits, in U32 words."""
+    size = -(-count * wide // _WORD)
+    if packing == Words(wide) and words.shape[1] == size:
+        return words
+    words = np.ascontiguousarray(words)
+    return kernels.active().widen(words, packing.bits, packing.used, wide, size)
 
-    The lower ``used`` bits of a word have codes; if that is not all, no code is cut in two.
-    """
 
-    bits: int
-    used: int = _WORD
-
-    @classmethod
-    def of(cls, bits: int) -> tuple[Words, Words]:
-        """Return the two ways: dense words, and words of whole codes."""
-        return cls(bits), cls(bits, _WORD - _WORD % bits)
-
-    def count(self, codes: int) -> int:
-        """Return how many words hold so many codes."""
-        return -(-codes * self.bits // self.used)
-
-    def codes(self, words: int) -> int:
-        """Return how many codes fit into so many words."""
-        return words * self.used // self.bits
-
-    def widened(self, words: Array, wide: int, count: int) -> Array:
-        """Return codes of each row of U32 ``[rows, words]`` with 4 or 8 bits, in U32 words."""
-        size = -(-count * wide // _WORD)
-        if self == Words(wide) and words.shape[1] == size:
-            return words
-        packed = np.ascontiguousarray(words)
-        return kernels.active().widen(packed, self.bits, self.used, wide, size)
-
-    def unpack(self, words: Array, count: int) -> Array:
-        """Return ``count`` codes of each row, or a few more, as U8 ``[rows, count]``."""
-        return np.ascontiguousarray(self.widened(words, _BYTE, count)).view(np.uint8)
+def _unpacked(packing: Words, words: Array, count: int) -> Array:
+    """Return ``count`` codes of each row, or a few more, as U8 ``[rows, count]``."""
+    return np.ascontiguousarray(_widened(packing, words, _BYTE, count)).view(np.uint8)
 
 
 class Rows(NamedTuple):
@@ -196,7 +175,7 @@ class IntegerCodes(Coding):
             return kernels.dequantize(array, dtype)
         values = np.empty(len(rows.words) * self.cols, numpy_dtype(dtype))
         kernels.active().dequantize_columns(
-            rows.packing.unpack(rows.words, self.cols),
+            _unpacked(rows.packing, rows.words, self.cols),
             rows.groups,
             np.ascontiguousarray(rows.scales),
             np.ascontiguousarray(rows.biases),
@@ -218,7 +197,7 @@ class IntegerCodes(Coding):
     ) -> QuantizedArray[Array]:
         """Return some of the rows' values; scales and biases have the dtype ``scale``."""
         bits, size = quantization.quant_type.bits, quantization.group_size
-        words = rows.packing.widened(rows.words, bits, self.cols).reshape(-1)
+        words = _widened(rows.packing, rows.words, bits, self.cols).reshape(-1)
         words = words[start * bits // _WORD :][: count * bits // _WORD]
         kind, groups = numpy_dtype(scale), rows.groups[::size]
         scales, biases = rows.scales.take(groups, axis=1), rows.biases.take(groups, axis=1)
@@ -341,10 +320,10 @@ class IntegerCodes(Coding):
         if self.zero_is_less_one and in_whole_words:
             packed = packed + np.uint32((2**_WORD - 1) // (2**self.bits - 1))
         if self.along_rows:
-            zeros = words.unpack(kernels.active().turn(packed, _SQUARE), self._groups)
+            zeros = _unpacked(words, kernels.active().turn(packed, _SQUARE), self._groups)
             return zeros[first - begin : stop - begin, : self._groups].astype(np.float32)
         count = end - begin if self.transposed else self.rows
-        zeros = words.unpack(packed, count)[:, :count]
+        zeros = _unpacked(words, packed, count)[:, :count]
         if self.zero_is_less_one and not in_whole_words:
             zeros = (zeros + np.uint8(1)) & np.uint8(2**self.bits - 1)
         zeros = zeros.reshape(-1, self._groups, count).swapaxes(1, 2).reshape(-1, self._groups)

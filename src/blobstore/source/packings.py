@@ -15,6 +15,7 @@ from typing import TypeAlias
 
 from blobstore.formats.checkpoint import SourceConfig
 from blobstore.formats.dtypes import DType
+from blobstore.formats.modules import Words
 from blobstore.formats.safetensors.header import TensorEntry
 from blobstore.source import producers
 from blobstore.source.producers import Found, Producer
@@ -27,6 +28,7 @@ _SMALL_FLOATS = (("nvfp4", 4, 16), ("mxfp4", 4, 32), ("mxfp8", 8, 32))
 _EXPONENTS = frozenset({DType.U8, DType.F8_E8M0})
 _CODE_BITS = range(1, 9)
 _TILE = 16
+_UNCLEAR_BYTES = "nothing says how many codes are in a byte"
 _FORMATS = {
     "compressed-tensors": "compressed-tensors",
     "modelopt": "ModelOpt",
@@ -55,6 +57,11 @@ class UnclearPackingError(ValueError):
     """A weight's packing is unclear; the text says why, without the weight's name."""
 
 
+def _need(condition: object, reason: str) -> None:
+    if not condition:
+        raise UnclearPackingError(reason)
+
+
 _Found: TypeAlias = Found[TensorEntry]
 _Shaped: TypeAlias = tuple[tuple[int, ...], Packing]
 _Unpacked: TypeAlias = _Shaped | tuple[tuple[int, ...], Packing, str]
@@ -81,8 +88,7 @@ def read_packing(
 def _mlx(match: _Found) -> _Unpacked:
     *lead, words = match.tensor.shape or (0,)
     *scale_lead, groups = match.scale.shape or (0,)
-    if lead != scale_lead or not groups:
-        raise UnclearPackingError("MLX's scales do not have the rows of their weights")
+    _need(lead == scale_lead and groups, "MLX's scales do not have the rows of their weights")
     module = match.mlx
     possible = _AFFINE if match.companion(".biases") is not None else _SMALL_FLOATS
     if (match.scale.dtype.bits == 8) == (possible is _AFFINE):  # noqa: PLR2004
@@ -91,10 +97,9 @@ def _mlx(match: _Found) -> _Unpacked:
         kind = f"int{module.bits}" if module.mode == "affine" else module.mode
         possible = ((kind, module.bits, module.group_size),)
     fitting = [Packing(*one) for one in possible if one[1] * one[2] * groups == words * _WORD_BITS]
-    if len(fitting) != 1:
-        answers = " and ".join(map(str, fitting)) or "no type that MLX has"
-        says = "config.json's is another" if module is not None else "no config.json says which"
-        raise UnclearPackingError(f"MLX's shapes fit {answers}, and {says}")
+    answers = " and ".join(map(str, fitting)) or "no type that MLX has"
+    says = "config.json's is another" if module is not None else "no config.json says which"
+    _need(len(fitting) == 1, f"MLX's shapes fit {answers}, and {says}")
     return (*lead, words * _WORD_BITS // int(fitting[0].bits)), fitting[0]
 
 
@@ -111,26 +116,23 @@ def _pairs(match: _Found, kind: str, size: int) -> _Shaped:
     """Return a weight of two 4-bit floats a byte, with one scale for ``size`` values of a row."""
     shape, packing = _double(match.tensor.shape or (0,)), Packing(kind, 4, size)
     *lead, last = shape
-    if match.scale.shape != (*lead, last // size) or last % size:
-        raise UnclearPackingError(f"the scales do not have the groups of {packing}")
+    fits = match.scale.shape == (*lead, last // size) and last % size == 0
+    _need(fits, f"the scales do not have the groups of {packing}")
     return shape, packing
 
 
 def _gpt_oss(match: _Found) -> _Unpacked:
     shape = match.tensor.shape
-    if len(shape) < 2 or match.scale.shape != shape[:-1] or shape[-1] != _TILE:  # noqa: PLR2004
-        raise UnclearPackingError("unknown layout: not the shapes of gpt-oss's blocks and scales")
+    fits = len(shape) > 1 and match.scale.shape == shape[:-1] and shape[-1] == _TILE
+    _need(fits, "unknown layout: not the shapes of gpt-oss's blocks and scales")
     *lead, groups, _ = shape
     return (*lead, groups * 32), Packing("mxfp4", 4, 32)
 
 
 def _compressed_tensors(match: _Found) -> _Unpacked:
-    dtype = match.tensor.dtype
-    if dtype is DType.I32:
+    if match.tensor.dtype is DType.I32:
         return _packed_words(match)
-    if dtype is DType.I8:
-        return _double(match.tensor.shape), Packing("int4", 4, _group_size(match, 2))
-    return _fp4(match)
+    return _two_integers(match) if match.tensor.dtype is DType.I8 else _fp4(match)
 
 
 def _fp4(match: _Found) -> _Shaped:
@@ -138,9 +140,12 @@ def _fp4(match: _Found) -> _Shaped:
     return _pairs(match, *(("mxfp4", 32) if match.scale.dtype in _EXPONENTS else ("nvfp4", _TILE)))
 
 
+def _two_integers(match: _Found) -> _Shaped:
+    return _double(match.tensor.shape), Packing("int4", 4, _group_size(match, 2))
+
+
 def _double(shape: tuple[int, ...]) -> tuple[int, ...]:
-    if not shape:
-        raise UnclearPackingError("packed weights of rank 0")
+    _need(shape, "packed weights of rank 0")
     return (*shape[:-1], shape[-1] * 2)
 
 
@@ -157,26 +162,20 @@ def _packed_words(match: _Found) -> _Unpacked:
     The last word of a row may be padded. If the scales do not give the length of rows, the padding
     is counted as values.
     """
-    if len(match.tensor.shape) < 2:  # noqa: PLR2004
-        raise UnclearPackingError("compressed-tensors' packed weights are not matrices")
-    *lead, rows, words = match.tensor.shape
+    shape, zeros = match.tensor.shape, match.companion(".weight_zero_point")
+    _need(len(shape) > 1, "compressed-tensors' packed weights are not matrices")
+    *lead, rows, words = shape
     groups = match.scale.shape[-1] if len(match.scale.shape) > 1 else 1
-    zero_points = match.companion(".weight_zero_point")
-    zeros_are_packed = (
-        zero_points is not None and zero_points.dtype is DType.I32 and len(zero_points.shape) > 1
-    )
-    packed_rows = zero_points.shape[-2] if zero_points is not None and zeros_are_packed else None
-    fitting = set()
+    are_packed = zeros is not None and zeros.dtype is DType.I32 and len(zeros.shape) > 1
+    packed_rows = {zeros.shape[-2]} if zeros is not None and are_packed else None
     said = [(group.bits, group.group_size) for group in match.config.integer_groups]
+    fitting = set()
     for bits, size in said or [(bits, None) for bits in _CODE_BITS]:
-        if packed_rows is not None and -(-rows * bits // _WORD_BITS) != packed_rows:
-            continue
-        in_groups = size is not None and groups > 1
-        cols = groups * size if size is not None and in_groups else words * _WORD_BITS // bits
-        if -(-cols * bits // _WORD_BITS) == words:
-            fitting.add((bits, size if in_groups else None, cols))
-    if len(fitting) != 1:
-        raise UnclearPackingError("nothing says how many bits the codes of compressed-tensors have")
+        count, in_groups = Words(bits).count, size if groups > 1 else None
+        cols = groups * in_groups if in_groups is not None else Words(bits).codes(words)
+        if count(cols) == words and count(rows) in (packed_rows or {count(rows)}):
+            fitting.add((bits, in_groups, cols))
+    _need(len(fitting) == 1, "nothing says how many bits the codes of compressed-tensors have")
     bits, size, cols = fitting.pop()
     return (*lead, rows, cols), Packing(f"int{bits}", bits, size)
 
@@ -188,41 +187,30 @@ def _scaled_bytes(match: _Found) -> _Unpacked:
         return shape, Packing("int8", 8, _group_size(match, 1)), form
     if form == "BitNet" and len(shape) > 1:
         return (*shape[:-2], shape[-2] * 4, shape[-1]), Packing("bitnet", 2), form
-    if len(shape) > 1 and len(scale) == len(shape):
-        if scale[:-1] == shape[:-1] and (
-            match.scale.dtype in _EXPONENTS or match.scale.dtype is DType.F8_E4M3
-        ):
-            return *_fp4(match), form
-        if scale[:-1] == shape[:-1]:
-            return _double(shape), Packing("int4", 4, _group_size(match, 2)), form
-        if (
-            scale[:-2] == shape[:-2] and scale[-2] == 2 * shape[-2]
-        ):  # ModelOpt packs two rows into one
-            size = shape[-1] // scale[-1] if scale[-1] > 1 and not shape[-1] % scale[-1] else None
-            return (*shape[:-2], scale[-2], shape[-1]), Packing("int4", 4, size), form
-    raise UnclearPackingError("nothing says how many codes are in a byte")
+    _need(len(shape) > 1 and len(scale) == len(shape), _UNCLEAR_BYTES)
+    if scale[:-1] == shape[:-1]:
+        of_floats = match.scale.dtype in _EXPONENTS or match.scale.dtype is DType.F8_E4M3
+        return *(_fp4(match) if of_floats else _two_integers(match)), form
+    # ModelOpt packs two rows into one.
+    _need(scale[:-2] == shape[:-2] and scale[-2] == 2 * shape[-2], _UNCLEAR_BYTES)
+    size = shape[-1] // scale[-1] if scale[-1] > 1 and not shape[-1] % scale[-1] else None
+    return (*shape[:-2], scale[-2], shape[-1]), Packing("int4", 4, size), form
 
 
 def _stacked_nvfp4(match: _Found) -> _Unpacked:
     shape, scale = match.tensor.shape, match.scale.shape
-    if len(shape) < 2 or math.prod(shape) * 2 != math.prod(scale) * _TILE:  # noqa: PLR2004
-        raise UnclearPackingError("the scales do not have the groups of nvfp4/16")
+    fits = len(shape) > 1 and math.prod(shape) * 2 == math.prod(scale) * _TILE
+    _need(fits, "the scales do not have the groups of nvfp4/16")
     *lead, rows, cols = shape
-    along_rows = scale[-1] == cols
-    unpacked = (rows * 2, cols) if along_rows else (rows, cols * 2)
+    unpacked = (rows * 2, cols) if scale[-1] == cols else (rows, cols * 2)
     return (*lead, *unpacked), Packing("nvfp4", 4, _TILE)
 
 
 def _qweight(match: _Found) -> _Unpacked:
     """Return a weight of AWQ or GPTQ, stored transposed: AWQ packs outputs, GPTQ inputs."""
     shape, scales = match.tensor.shape, match.scale.shape
-    if (
-        len(shape) < 2  # noqa: PLR2004
-        or len(scales) != len(shape)
-        or shape[:-2] != scales[:-2]
-        or not math.prod(scales)
-    ):
-        raise UnclearPackingError("unknown layout: not the scales of AWQ or GPTQ")
+    fits = len(shape) > 1 and len(scales) == len(shape) and shape[:-2] == scales[:-2]
+    _need(fits and math.prod(scales), "unknown layout: not the scales of AWQ or GPTQ")
     *lead, rows, cols = shape
     groups, out = scales[-2:]
     bits, inputs, form = _awq_or_gptq(match, rows, cols, out)
@@ -243,9 +231,9 @@ def _awq_or_gptq(match: _Found, rows: int, cols: int, out: int) -> tuple[int, in
         } or possible
     if order is not None and order.shape and order.shape[-1] > 1:
         possible = {bits for bits in possible if rows * _WORD_BITS == order.shape[-1] * bits}
-    if cols == out and len(possible) == 1 and not rows * _WORD_BITS % (bits := possible.pop()):
-        return bits, rows * _WORD_BITS // bits, "GPTQ"
-    raise UnclearPackingError("unknown layout: not the shapes of AWQ or GPTQ")
+    bits, reason = min(possible, default=0), "unknown layout: not the shapes of AWQ or GPTQ"
+    _need(cols == out and len(possible) == 1 and not rows * _WORD_BITS % bits, reason)
+    return bits, rows * _WORD_BITS // bits, "GPTQ"
 
 
 def _bitsandbytes(match: _Found) -> _Unpacked:
@@ -270,23 +258,20 @@ def _exl2(match: _Found) -> _Unpacked:
     Its outputs are padded to a multiple of 32, and the padding is counted.
     """
     shape, inputs = match.tensor.shape, math.prod(match.tensors[f"{match.base}.q_invperm"].shape)
-    if len(shape) != 2 or not inputs:  # noqa: PLR2004
-        raise UnclearPackingError("unknown layout: not the codes of EXL2")
+    _need(len(shape) == 2 and inputs, "unknown layout: not the codes of EXL2")  # noqa: PLR2004
     return (shape[1], inputs), Packing("exl2", round(shape[0] * _WORD_BITS / inputs, 2))
 
 
 def _exl3(match: _Found) -> _Unpacked:
-    if len(match.tensor.shape) != 3:  # noqa: PLR2004
-        raise UnclearPackingError("unknown layout: not the trellis of EXL3")
+    _need(len(match.tensor.shape) == 3, "unknown layout: not the trellis of EXL3")  # noqa: PLR2004
     inputs, outputs, width = match.tensor.shape
     bits = width // _TILE if width % _TILE == 0 else width / _TILE
     return (outputs * _TILE, inputs * _TILE), Packing("exl3", bits)
 
 
 def _fp4_experts(match: _Found) -> _Unpacked:
-    if match.scale.dtype in _EXPONENTS:
-        return _fp4(match)
-    raise UnclearPackingError("nothing says how many codes are in a byte")
+    _need(match.scale.dtype in _EXPONENTS, _UNCLEAR_BYTES)
+    return _fp4(match)
 
 
 def _fp8(match: _Found) -> _Unpacked:
