@@ -255,22 +255,27 @@ class IntegerCodes(Coding):
 
     def _packed_rows(self, suffix: str, items: int, first: int, stop: int) -> Region:
         """Return the words of items that are packed along rows."""
-        line = _WORD_BYTES * self._packed.count(self.rows)
+        count = self._packed.count
+        begin, end = (
+            row // self.rows * count(self.rows) + count(row % self.rows)
+            for row in self._whole(first, stop)
+        )
         if not self.transposed:
-            return Region.lines(suffix, line * items, *self._matrices(first, stop))
-        begin, end = map(self._packed.count, self._whole(first, stop))
+            return Region.lines(suffix, _WORD_BYTES * items, begin, end)
+        line = _WORD_BYTES * count(self.rows)
         return Region(suffix, line, 0, items, begin * _WORD_BYTES, end * _WORD_BYTES)
 
     def _matrices(self, first: int, stop: int) -> tuple[int, int]:
         return first // self.rows, (stop - 1) // self.rows + 1
 
     def _whole(self, first: int, stop: int) -> tuple[int, int]:
-        """Return rows that begin and end where words that are packed along them do."""
-        if not self.transposed:
-            begin, end = self._matrices(first, stop)
-            return begin * self.rows, end * self.rows
-        whole = _WORD // math.gcd(_WORD, self.bits)
-        return first // whole * whole, min(-(-stop // whole) * whole, self.rows)
+        """Return rows around these that begin and end with words: of one matrix, or whole ones."""
+        before, after = (number * self.rows for number in self._matrices(first, stop))
+        if after - before > self.rows:
+            return before, after
+        whole = self._packed.used // math.gcd(self._packed.used, self.bits)
+        first, stop = first - before, -(-(stop - before) // whole) * whole
+        return before + first // whole * whole, min(before + stop, after)
 
     def _words(self, raw: Array, first: int, stop: int) -> tuple[Array, Words]:
         """Return the words of each row, and how codes lie in them."""
@@ -313,8 +318,9 @@ class IntegerCodes(Coding):
         """Return zero points that are packed along rows."""
         words, (begin, end) = self._packed, self._whole(first, stop)
         packed = raw.view(np.uint32)
+        count = min(self.rows, end - begin)
         if not self.transposed:  # as if they were
-            packed = packed.reshape(-1, words.count(self.rows), self._groups).swapaxes(1, 2)
+            packed = packed.reshape(-1, words.count(count), self._groups).swapaxes(1, 2)
             packed = packed.reshape(-1, packed.shape[-1])
         in_whole_words = _WORD % self.bits == 0
         if self.zero_is_less_one and in_whole_words:
@@ -322,7 +328,6 @@ class IntegerCodes(Coding):
         if self.along_rows:
             zeros = _unpacked(words, kernels.active().turn(packed, _SQUARE), self._groups)
             return zeros[first - begin : stop - begin, : self._groups].astype(np.float32)
-        count = end - begin if self.transposed else self.rows
         zeros = _unpacked(words, packed, count)[:, :count]
         if self.zero_is_less_one and not in_whole_words:
             zeros = (zeros + np.uint8(1)) & np.uint8(2**self.bits - 1)
