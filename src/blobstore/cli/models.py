@@ -214,8 +214,8 @@ def show(
     if file is not None or parts:
         if len(parts) + (file is not None) + as_json > 1:
             raise UsageError("show prints one text at a time, and not as JSON")
-        model = StoredModel(full, manifest, home)
-        emit_bytes(text_of(model, parts[0]) if file is None else file_of(model, file))
+        whole = StoredModel(full, manifest, home)
+        emit_bytes(text_of(whole, parts[0]) if file is None else file_of(whole, file))
         return
     details, stored = summarize(home, full, manifest)
     covered = stored_coverage(home, manifest) if coverage else None
