@@ -209,13 +209,13 @@ def show(
     home = opened.holder(asked)
     full = home.find(asked)
     manifest = home.manifests.read(full)
+    own = StoredModel(full, manifest, home)
     flags = (template, system, license_, params, modelfile)
     parts = [part for part, is_asked in zip(PARTS, flags, strict=True) if is_asked]
     if file is not None or parts:
         if len(parts) + (file is not None) + as_json > 1:
             raise UsageError("show prints one text at a time, and not as JSON")
-        whole = StoredModel(full, manifest, home)
-        emit_bytes(text_of(whole, parts[0]) if file is None else file_of(whole, file))
+        emit_bytes(text_of(own, parts[0]) if file is None else file_of(own, file))
         return
     details, stored = summarize(home, full, manifest)
     covered = stored_coverage(home, manifest) if coverage else None
@@ -227,7 +227,7 @@ def show(
         show_json(shown)
         return
     _show_model(shown)
-    if (hint := StoredModel(full, manifest, home).gguf_hint) is not None:
+    if (hint := own.gguf_hint) is not None:
         note(f"it is a GGUF file, for Ollama. {hint}")
     if covered is not None:
         emit()

@@ -266,7 +266,6 @@ def import_model(
     CorruptDataError when the source changes meanwhile; BusyError. After an error the store holds
     what it contained before.
     """
-    store = opened_store(store)
     plan = plan_import(source, jobs=jobs, progress=progress, fetch=fetch, **options)
     return run_plan(
         plan,

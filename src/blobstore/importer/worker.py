@@ -354,12 +354,12 @@ def work_on_plan(
     Raises: as `read_plan` and `import_model`; UsageError for a store that keeps no record of
     finished blobs.
     """
-    store = opened_store(store)
     started = time.monotonic()
     shared = SharedPlan.read(path, source=source, open_source=open_source)
     tasks = shard_of(shared.tasks, *shard)
     shown = start_progress(progress, sum(task.source_bytes for task in tasks))
-    made = do_tasks(shared, tasks, store, Means(jobs, memory, shown, verify=verify_reuse))
+    means = Means(jobs, memory, shown, verify=verify_reuse)
+    made = do_tasks(shared, tasks, opened_store(store), means)
     return WorkResult(
         plan=shared.digest,
         shard=shard,
@@ -421,10 +421,15 @@ def commit_plan(
     Raises: UnfinishedPlanError for tasks without a receipt, or whose blobs the store lost;
     DocumentError for a damaged receipt; as `work_on_plan` and `import_model`.
     """
-    store = opened_store(store)
     shared = SharedPlan.read(path, source=source, open_source=open_source)
     return commit_shared(
-        shared, name, store=store, verify=verify, jobs=jobs, force=force, progress=progress
+        shared,
+        name,
+        store=opened_store(store),
+        verify=verify,
+        jobs=jobs,
+        force=force,
+        progress=progress,
     )
 
 

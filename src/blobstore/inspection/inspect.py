@@ -63,6 +63,7 @@ from blobstore.source.files import (
     weight_sets,
 )
 from blobstore.source.folders import GGUF, SUFFIX, Folder, LocalFolder
+from blobstore.store.places import StorePlace, opened_store
 from blobstore.store.ports import Readable
 
 _PATH_MARKS = ("/", "./", "../", "~")
@@ -75,7 +76,7 @@ Groups = Sequence[tuple[InspectedFile, ...]]
 def inspect(
     target: str | os.PathLike[str],
     *,
-    store: Readable | None = None,
+    store: Readable | StorePlace = None,
     token: str | None = None,
     endpoint: str | None = None,
     bucket_options: Mapping[str, str] | None = None,
@@ -88,7 +89,7 @@ def inspect(
     address of a file, of an index or of a folder, ``hf://ORG/NAME[@REVISION][/PATH]``, or a
     bucket's ``s3://``, ``gs://`` or ``az://`` address. A path that exists wins
     over a stored model; a ``PathLike`` is always a path. ``store`` is where names are looked up:
-    Ollama's default folder when it is None. ``token`` is sent to the target's origin
+    as `open_store`, the default store when it is None. ``token`` is sent to the target's origin
     and to no other. ``endpoint`` is the Hub's address, when it is another one. ``bucket_options``:
     as for `open_folder`.
 
@@ -101,11 +102,7 @@ def inspect(
     if name is None:
         folder = open_folder(target, token=token, endpoint=endpoint, bucket_options=bucket_options)
         return inspect_source(folder, os.fspath(target))
-    if store is None:
-        from blobstore.store.local.store import open_store
-
-        store = open_store()
-    return inspect_model(name, os.fspath(target), store)
+    return inspect_model(name, os.fspath(target), opened_store(store))
 
 
 def model_named(text: str) -> ModelName | None:

@@ -44,7 +44,7 @@ from blobstore.names import Digest, ModelName
 from blobstore.source.addresses import Source
 from blobstore.source.inventory import read_inventory
 from blobstore.source.weights import Form, SourceReaders, SourceWeight
-from blobstore.store.places import StorePlace, opened_store
+from blobstore.store.places import StorePlace
 from blobstore.store.ports import Readable
 
 MOST_VALUES = 2**20
@@ -303,7 +303,6 @@ def measure_quality(
     has other bytes there, or a value comes back infinite or NaN; NonFiniteWeightError when one that
     is quantized is not finite there.
     """
-    store = opened_store(store)
     workers = threads(jobs)
     with closing(SourceReaders()) as readers, open_model(name, store=store) as model:
         pairs = list(sources_of(model, source))

@@ -25,7 +25,7 @@ from blobstore.model.loader import Model, open_model
 from blobstore.model.network import NetworkPlan, build_network, plan_network, planned_arrays
 from blobstore.model.on_mlx_lm import import_mlx_lm, mlx_lm_errors
 from blobstore.names import ModelName, relative_path
-from blobstore.store.places import StorePlace, opened_store
+from blobstore.store.places import StorePlace
 from blobstore.store.ports import Readable
 
 if TYPE_CHECKING:  # loading a model does not need the importer
@@ -49,7 +49,6 @@ def load(name: str | ModelName, *, store: Readable | StorePlace = None) -> tuple
     Raises: as `open_model`; UsageError without the ``lm`` extra; UnsupportedSourceError when mlx-lm
     does not know the architecture, or the stored tensors are not those that it needs.
     """
-    store = opened_store(store)
     with open_model(name, store=store) as model:
         return build(model), tokenizer_of(model)
 
@@ -59,7 +58,6 @@ def load_network(name: str | ModelName, *, store: Readable | StorePlace = None) 
 
     It is `load` without a tokenizer. Raises: as `load`, but for the tokenizer.
     """
-    store = opened_store(store)
     with open_model(name, store=store) as model:
         return build(model)
 

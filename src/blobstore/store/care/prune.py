@@ -140,8 +140,7 @@ def prune(
     StorageError or CorruptDataError if something that may be a manifest can't be read; StorageError
     if too many manifests, or all blobs, are missing. Nothing is removed then.
     """
-    store = opened_store(store)
-    care = store.upper.care()
+    care = opened_store(store).upper.care()
     if not care.can_prune:
         raise UsageError(f"{care.home.address} removes unneeded blobs by its own rules")
     _check_grace(care, grace_s, sole_owner=sole_owner)
@@ -218,6 +217,5 @@ def undo_prune(store: Readable | StorePlace, *, wait_s: float = 1) -> UndoResult
     Raises: NotFoundError if the trash is empty; UsageError for a home without a trash; BusyError;
     StorageError.
     """
-    store = opened_store(store)
-    restored, kept, without_manifest = store.upper.care().undo(wait_s)
+    restored, kept, without_manifest = opened_store(store).upper.care().undo(wait_s)
     return UndoResult(tuple(restored), tuple(kept), tuple(without_manifest))

@@ -62,8 +62,7 @@ def measure_usage(
     another size. Raises: NotFoundError for a missing model; InvalidNameError; AmbiguousNameError;
     StorageError.
     """
-    store = opened_store(store)
-    home = store.upper
+    home = opened_store(store).upper
     care = home.care()
     holders = [(home.holder(name), name) for name in names]
     wanted = [home.find(name) for holder, name in holders if holder is home]
