@@ -232,7 +232,7 @@ def check(one: Variant, folder: Path, *, imports: bool = False) -> str:
         raise DisagreementError(f"{sorted(unused)} are not read")
     for name, values in wanted.items():
         compare(name, found[name], values, 1, 0)
-    if imports and (store := imported(folder)) is not None:
+    if imports and (store := imported(folder, {})) is not None:
         with open_model("m", store=store) as model:
             for one_weight in weights:
                 values = wanted[one_weight.name]
