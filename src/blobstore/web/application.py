@@ -242,10 +242,17 @@ def _document(content_type: str, body: bytes) -> _Handler:
     return handle
 
 
-async def _refuse(_request: Request, error: Exception) -> Response:
+def _is_for_a_person(request: Request) -> bool:
+    is_of_program = request.url.path.startswith(("/api/", REGISTRY, CHAT))
+    return not is_of_program and "text/html" in request.headers.get("accept", "")
+
+
+async def _refuse(request: Request, error: Exception) -> Response:
     if not isinstance(error, HTTPException):
         return problem(FAILED, "an internal error; see the server's log")
     status = error.status_code
+    if status == NOT_FOUND and _is_for_a_person(request):
+        return Response(page(request.url.path), status, media_type=_HTML)
     says = "not found" if status == NOT_FOUND else "invalid request"
     answer = problem(status, says)
     answer.headers.update(error.headers or {})

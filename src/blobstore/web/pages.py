@@ -29,6 +29,7 @@ PAGES: Mapping[str, tuple[str, str]] = {
     "/usage": ("usage", "Usage"),
 }
 """The addresses of pages: the names of their part and their script, and their titles."""
+_LOST = ("lost", "Not found")
 TYPES = "types.css"
 _STYLES: tuple[str, ...] = (
     "css/base.css",
@@ -45,8 +46,8 @@ _EXPORT = re.compile(r"^export ((?:async )?(?:function|const|class) (\w+))", re.
 
 
 def page(address: str) -> str:
-    """Return a page as the server sends it."""
-    name, title = PAGES[address]
+    """Return a page as the server sends it; for an address without one, the page that says so."""
+    name, title = PAGES.get(address, _LOST)
     links = (f'<link rel="stylesheet" href="/static/{style}" />' for style in _STYLES)
     here = f'<a href="{address}"'
     return _read("shell.html").format(

@@ -48,3 +48,15 @@ def test_links_out_of_the_folder_are_not_followed(
     client = Client(application.application(store, application.Hosts("127.0.0.1")))
     found = [client.get(f"/static/{path}").status for path in ("own.js", "link.js", "up/secret.js")]
     assert found == [200, 404, 404]
+
+
+def test_browsers_get_a_page_at_a_wrong_address_and_programs_a_document(client: Client) -> None:
+    browser = {"accept": "text/html,*/*;q=0.8"}
+    for path in ("/models", "/model/", "/static/none.js", "/<b>"):
+        lost = client.get(path, **browser)
+        assert (lost.status, lost.headers["content-type"]) == (404, "text/html; charset=utf-8")
+        assert b"no page at this address" in lost.body
+        assert client.get(path).json["error"] == "not found"
+    for path in ("/api/none", "/v1/none", "/v2/none"):
+        assert client.get(path, **browser).status == 404
+        assert client.get(path, **browser).json

@@ -1,0 +1,3 @@
+/** The page at an address without a page. */
+
+import "./page.js";
