@@ -65,7 +65,7 @@ def test_models_are_listed_as_the_command_line_lists_them(site: Watched) -> None
     site.expect(page).to_have_title("Models · blobstore")
     dense = row_of(page, DENSE)
     assert dense[1:7] == [DENSE, "54949e931783", "5.98 MB", "int4", "8.60", "5.25M"]
-    assert row_of(page, MIXTURE)[3:5] == ["5.3 MB", "nvfp4"]
+    assert row_of(page, MIXTURE)[3:7] == ["5.3 MB", "nvfp4", "7.83", "5.05M"]
     assert page.get_by_role("status").first.inner_text() == "7 models"
     cells = row_of(page, BROKEN)
     assert "broken" in cells
@@ -82,6 +82,10 @@ def test_a_filter_and_an_order_are_in_the_address(site: Watched) -> None:
     page.reload()
     site.settle()
     assert names(page) == [MIXTURE]
+    page.get_by_label(f"Compare {MIXTURE}").check()
+    page.reload()
+    site.settle()
+    site.expect(page.locator("#chosen")).to_contain_text("1 model chosen")
     page.get_by_label("Filter models").press("Escape")
     site.expect(page.locator("#count")).to_have_text("7 models")
     assert len(names(page)) == 7
@@ -146,19 +150,37 @@ def test_a_click_in_the_treemap_lists_its_tensors(site: Watched) -> None:
     site.expect(page.locator(".tip")).to_have_text("lm_head\nint8/64, 1 tensor, 1.11 MB (19.7%)")
     found = page.locator("#found")
     site.expect(found).to_have_text("47 tensors, 5.64 MB")
-    page.locator("#treemap .mark-rect path").nth(3).click()
-    site.expect(found).to_have_text("1 of 47 tensors, 512 B")
-    assert tensors(page) == ["model.layers.0.input_layernorm.weight"]
-    page.wait_for_url("**place=model.layers.0.input_layernorm")
-    site.expect(page.locator("#place")).to_contain_text("in model.layers.0.input_layernorm")
-    page.reload()
-    site.settle()
-    site.expect(found).to_have_text("1 of 47 tensors, 512 B")
+    tiles = page.locator("#treemap .mark-rect path")
+    tiles.nth(3).click()
+    for _ in range(2):  # the second time as the address alone says it
+        site.expect(found).to_have_text("11 of 47 tensors, 607 KB")
+        site.expect(tiles).to_have_count(11)
+        site.expect(page.locator("#place")).to_have_text("in model.layers.0✕")
+        marked = page.locator(".grid-row[aria-current=true]")
+        site.expect(marked.get_by_role("link")).to_have_text(
+            "model.layers.0.input_layernorm.weight"
+        )
+        site.expect(marked).to_be_in_viewport()
+        page.wait_for_url("**place=model.layers.0.input_layernorm")
+        page.reload()
+        site.settle()
     page.get_by_role("button", name="Show all modules").click()
     site.expect(found).to_have_text("47 tensors, 5.64 MB")
+    site.expect(tiles).to_have_count(47)
     page.locator("#treemap summary").press("Enter")
     page.get_by_role("link", name="model.layers.3", exact=True).first.press("Enter")
     site.expect(found).to_have_text("11 of 47 tensors, 607 KB")
+
+
+def test_the_modules_are_a_tree(site: Watched) -> None:
+    page = site.open("/model", name=DENSE)
+    site.unfold(page.locator("#tree summary"))
+    page.wait_for_url("**tree=open")
+    page.reload()
+    site.settle()
+    rows = page.get_by_role("table", name="Modules").locator("tbody tr")
+    site.expect(rows.nth(4)).to_have_text("0-3 (4 alike)int4/32int8/64BF163.15M2.43 MB")
+    site.expect(rows.first).to_be_in_viewport()
 
 
 def test_tensors_are_searched_and_one_is_chosen(site: Watched) -> None:
@@ -206,6 +228,32 @@ def test_very_many_tensors_are_a_few_rows(site: Watched) -> None:
     assert found[1] == "model.layers.20.mlp.experts.127.up_proj.weight"
 
 
+def test_a_model_says_how_it_is_used(site: Watched) -> None:
+    page = site.open("/model", name=DENSE)
+    folder = DENSE.replace(":", "-")
+    lines = page.locator("#uses .command code").all_inner_texts()
+    assert lines == [
+        f"blobstore run {DENSE}",
+        f'import blobstore; model = blobstore.open_model("{DENSE}")',
+        f"blobstore export {DENSE} {folder} --format mlx && mlx_lm.chat --model {folder}",
+        f"ollama run {DENSE}",
+        f"blobstore pull {site.origin[7:]}/library/{DENSE} --as {DENSE} --insecure",
+    ]
+    page.context.grant_permissions(["clipboard-read", "clipboard-write"])
+    page.locator("#uses button").first.click()
+    site.expect(page.locator("#uses [role=status]").first).to_have_text("The command was copied")
+    assert page.evaluate("navigator.clipboard.readText()") == lines[0]
+
+
+def test_a_wrong_address_has_a_page(site: Watched) -> None:
+    page = site.open("/models")
+    page.get_by_role("button", name="Dark theme").click()
+    assert site.violations() == []
+    page.get_by_role("link", name="All models").click()
+    site.expect(page.locator("#count")).to_have_text("7 models")
+    site.faults.clear()  # the browser says that the answer is not 2xx
+
+
 def test_a_model_that_can_t_be_shown_says_why(browser: Browser, origin: str) -> None:
     with watched(browser, origin) as found:
         for name, says in (("absent:model", "not found"), (BROKEN, "manifest")):
@@ -236,7 +284,7 @@ def test_what_differs_between_two(site: Watched) -> None:
     assert changed.first.inner_text().split()[1:3] == ["int4/32", "int8/64"]
     page = site.open("/compare", model=[DENSE, BETTER, WIDER])
     rows = page.get_by_role("table", name="Error against size").locator("tbody tr")
-    said = {row.split()[0]: row.split("\t")[3:] for row in rows.all_inner_texts()}
+    said = {row.split()[0]: row.split("\t")[3::2] for row in rows.all_inner_texts()}
     assert (said[DENSE], said[BETTER]) == (["4.99%", ""], ["4.23%", "Pareto front"])
 
 
@@ -299,6 +347,9 @@ def test_texts_of_addresses_are_text(site: Watched) -> None:
     site.faults = [fault for fault in site.faults if "status of 4" not in fault]
 
 
+CUT = """[...document.querySelectorAll(".table, .grid, .cell:not(.name)")]
+  .filter((one) => one.scrollWidth > one.clientWidth + 1)
+  .map((one) => one.textContent.slice(0, 80))"""
 PAGES: dict[str, tuple[str, dict[str, str | list[str]]]] = {
     "models": ("/", {}),
     "a tensor": ("/model", {"name": DENSE, "tensor": GATE, "search": "gate"}),
@@ -320,6 +371,7 @@ def test_axe_finds_nothing_serious(
                     site.unfold(summary)
             found[name] = site.violations()
             assert page.evaluate("document.documentElement.scrollWidth") <= window[0], name
+            assert page.evaluate(CUT) == [], name
         assert {name: faults for name, faults in found.items() if faults} == {}
 
 

@@ -177,6 +177,7 @@ class ModelAnswer:
     KEYS = (
         "name=details.name",
         "id=details.id",
+        "modified=details.modified",
         "architecture=details.architecture",
         "parameters=details.parameters",
         "quant_type",

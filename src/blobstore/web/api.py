@@ -14,6 +14,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import accumulate
+from math import prod
+from types import SimpleNamespace
 from typing import Annotated, Any
 from urllib.parse import parse_qs
 
@@ -28,6 +30,7 @@ from blobstore.errors import (
 from blobstore.export.texts import PARTS, file_of, text_of
 from blobstore.formats.documents import Manifest
 from blobstore.inspection.comparison import ModelDiff, diff_models
+from blobstore.inspection.inspection import tree_of
 from blobstore.inspection.listing import BrokenModel, ListedModel, describe, list_models
 from blobstore.inspection.quality import ValueDistribution, distribution_of
 from blobstore.model.loader import opened_tensor
@@ -43,10 +46,11 @@ from blobstore.plots.charts import (
 from blobstore.plots.treemap import treemap
 from blobstore.store.care.usage import Usage, measure_usage
 from blobstore.store.ports import Readable
+from blobstore.store.stored import weights_by_type
 from blobstore.store.stored_model import ModelOutline, StoredModel
 from blobstore.views.documents import encoded, schema_of, to_json
 from blobstore.views.quality_records import KeptQuality, kept_quality
-from blobstore.views.quantities import count
+from blobstore.views.quantities import count, natural
 from blobstore.views.results import ModelAnswer, Problem, TensorColumns
 from blobstore.views.verify_records import KeptVerify, kept_verify
 
@@ -196,6 +200,19 @@ class TensorDistribution:
 
 
 @dataclass(frozen=True, slots=True)
+class TreeRow:
+    """A line of a model's tree: a tensor, or a module, with those that are alike."""
+
+    depth: int
+    name: str
+    alike: Annotated[int, "how many modules in each of the parents"]
+    types: Annotated[list[str], "of most weights first"]
+    shape: Annotated[Sequence[int] | None, "of a tensor"]
+    parameters: int
+    size: Annotated[int, "bytes, with scales and biases"]
+
+
+@dataclass(frozen=True, slots=True)
 class ApiRoute:
     """An address of the API.
 
@@ -290,6 +307,29 @@ def _tags(served: Served) -> dict[str, Any]:
     return {"models": models}
 
 
+def _tree(served: Served, model: ServedModel) -> list[TreeRow]:
+    columns = json.loads(served.open(model).columns)
+    rows = zip(*(columns[key] for key in ("names", "types", "shapes", "sizes")), strict=True)
+    tensors = [
+        SimpleNamespace(
+            name=name, type_name=kind, shape=tuple(dims), parameters=prod(dims), nbytes=nbytes
+        )
+        for name, kind, dims, nbytes in sorted(rows, key=lambda row: natural(row[0]))
+    ]
+    return [
+        TreeRow(
+            branch.depth,
+            branch.name,
+            branch.alike,
+            [kind for kind, _ in weights_by_type(branch.tensors).most_common()],
+            branch.shape,
+            sum(tensor.parameters for tensor in branch.tensors),
+            sum(tensor.nbytes for tensor in branch.tensors),
+        )
+        for branch in tree_of(tensors)
+    ]
+
+
 def _usage(served: Served) -> Usage:
     """Return what the blobs of the store take; lower stores are not counted."""
     served.require()
@@ -339,6 +379,13 @@ ROUTES: tuple[ApiRoute, ...] = (
         "The tensors of a model.",
         TensorColumns,
         lambda served, model: served.open(model).columns,
+        ("model",),
+    ),
+    ApiRoute(
+        "/api/tree",
+        "The modules of a model, those that are alike on one line.",
+        list[TreeRow],
+        _tree,
         ("model",),
     ),
     ApiRoute(

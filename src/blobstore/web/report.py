@@ -131,7 +131,7 @@ def model_report(
         served = Served(store)
         opened = served.open(served.find(str(model.name)))
         answers = {
-            "model": json.loads(opened.facts),
+            "model": json.loads(opened.facts) | {"modified": None},  # the same in every store
             "tensors": json.loads(opened.columns),
             "plots/treemap": json.loads(opened.treemap),
             "quality": document_of(kept),

@@ -56,6 +56,9 @@ def test_a_model_and_its_tensors(client: Client, store: Store) -> None:
     assert columns["types"] == ["int4/64", "int4/64", "BF16"]
     assert columns["shapes"] == [[2, 64], [2, 64], [64]]
     assert columns["sizes"] == [one.nbytes for one in tensors]
+    tree = client.get("/api/tree?model=small:int4").json
+    names = [one["name"] for one in tree if one["depth"] == 0]
+    assert names == [HOSTILE.partition(".")[0], "a.norm", PLAIN]
 
 
 @pytest.mark.parametrize("tensor", [HOSTILE, "a.norm"])

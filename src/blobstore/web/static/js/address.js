@@ -11,12 +11,13 @@ export function address(page, parameters) {
   return text ? `${page}?${text}` : page;
 }
 
-/** Change parameters of this page's address. */
+/** Change parameters of this page's address; the window gets an event `chosen`. */
 export function choose(changes, { replace = false } = {}) {
   const next = changed(changes);
   if (next === location.pathname + location.search) return;
   if (replace) history.replaceState(null, "", next);
   else history.pushState(null, "", next);
+  dispatchEvent(new Event("chosen"));
 }
 
 /** Return this page's address with changed parameters. */

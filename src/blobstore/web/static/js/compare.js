@@ -3,11 +3,11 @@
 import { choose, query } from "./address.js";
 import { ApiError, ask } from "./api.js";
 import { difference } from "./difference.js";
-import { byId, el, isolated, modelLink, section, visible } from "./dom.js";
+import { byId, el, isolated, modelLink, section, visible, when } from "./dom.js";
 import { commandLine, fill, missing } from "./loading.js";
 import { onBack, titled } from "./page.js";
 import { showPlot } from "./plot.js";
-import { table } from "./table.js";
+import { number, table } from "./table.js";
 import { typed } from "./tensors.js";
 import { counted, percent, size } from "./units.js";
 
@@ -111,13 +111,7 @@ const NOT_FOUND = 404;
 
 const MOST_DRAWN = 60; // models that the server takes at once (web/api.py)
 const MOST_COMMANDS = 5; // the number of the others is said
-const HEADS = [
-  { title: "Name" },
-  { title: "Type" },
-  { title: "Size", number: true },
-  { title: "Error", number: true },
-  { title: "" },
-];
+const HEADS = ["Name", "Type", number("Size"), number("Error"), "Measured", ""];
 
 /** Show the error against the size of models whose error was measured; commands for the others. */
 function showFrontier(place, names, models) {
@@ -149,9 +143,9 @@ function showFrontier(place, names, models) {
 async function measured(name, models) {
   const model = models.find((one) => one.name === name) ?? { name, size: null, quant_type: null };
   try {
-    const { result } = await ask("quality", { model: name });
+    const { result, measured: at } = await ask("quality", { model: name });
     const error = result?.model.relative_rmse ?? null;
-    return { model, error, isMeasured: Boolean(result), isThere: true };
+    return { model, error, at, isMeasured: Boolean(result), isThere: true };
   } catch (error) {
     // A link may name a model that was removed: the others are shown.
     if (!(error instanceof ApiError) || error.status !== NOT_FOUND) throw error;
@@ -161,11 +155,12 @@ async function measured(name, models) {
 
 function rows(found) {
   const sorted = [...found].sort((a, b) => (a.model.size ?? 0) - (b.model.size ?? 0));
-  return sorted.map(({ model, error, isMeasured, isThere }) => [
+  return sorted.map(({ model, error, at, isMeasured, isThere }) => [
     isThere ? modelLink(model.name) : isolated(model.name),
     model.quant_type ? typed(model.quant_type) : "",
     model.size === null ? "" : size(model.size),
     !isThere ? "not found" : isMeasured ? percent(error) : "not measured",
+    at ? when(at) : "",
     isFront(model, error, found) ? el("span", { class: "badge" }, "Pareto front") : "",
   ]);
 }

@@ -2,7 +2,7 @@
 
 import { el, isolated, modelLink, visible } from "./dom.js";
 import { counting } from "./search.js";
-import { facts, table, twin } from "./table.js";
+import { facts, number, table, twin } from "./table.js";
 import { typed } from "./tensors.js";
 import { counted, shape, size, whole } from "./units.js";
 
@@ -46,14 +46,7 @@ function open(summary, make) {
 }
 
 function changedTable(changes) {
-  const heads = [
-    { title: "Tensor" },
-    { title: "A" },
-    { title: "B" },
-    { title: "Shape" },
-    { title: "Size in A", number: true },
-    { title: "Size in B", number: true },
-  ];
+  const heads = ["Tensor", "A", "B", "Shape", number("Size in A"), number("Size in B")];
   const rows = ordered(changes).map(({ name, before, after }) => [
     tensor(name),
     typed(before.type),
@@ -68,7 +61,7 @@ function changedTable(changes) {
 }
 
 function onlyTable(title, tensors) {
-  const heads = [{ title: "Tensor" }, { title: "Type" }, { title: "Shape" }, { title: "Size", number: true }];
+  const heads = ["Tensor", "Type", "Shape", number("Size")];
   const rows = ordered(tensors)
     .map((one) => [tensor(one.name), typed(one.type), shape(one.shape), size(one.bytes)]);
   return cut(table(title, heads, rows), tensors.length);

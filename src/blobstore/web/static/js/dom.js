@@ -2,6 +2,7 @@
 
 import { address } from "./address.js";
 import { inlined } from "./api.js";
+import { age } from "./units.js";
 
 /**
  * Return a new element.
@@ -60,6 +61,9 @@ export const modelLink = (name) =>
 /** Return a link to a file of a model as text, or the name alone in a file. */
 export const fileLink = (model, file, text = file) =>
   inlined ? isolated(text) : el("a", { href: address("/api/file", { model, file }) }, isolated(text));
+
+/** Return how long ago a moment was, with the moment itself. */
+export const when = (moment) => el("time", { datetime: moment, title: moment }, age(moment));
 
 /** Return a section with a heading, and the place of its content. */
 export function section(title) {

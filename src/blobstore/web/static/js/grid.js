@@ -132,6 +132,7 @@ export class Grid {
   #mark(item, row) {
     if (this.options.isChosen) {
       row.setAttribute("aria-selected", String(this.options.isChosen(item)));
+      row.setAttribute("aria-current", String(this.options.isMarked(item)));
     }
   }
 

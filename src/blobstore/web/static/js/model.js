@@ -2,16 +2,16 @@
 
 import { address, choose, query } from "./address.js";
 import { ask, inlined } from "./api.js";
-import { byId, el, fileLink, isolated, visible } from "./dom.js";
+import { byId, el, fileLink, isolated, visible, when } from "./dom.js";
 import { failure, fill, missing, once } from "./loading.js";
 import { onBack, titled } from "./page.js";
 import { showPlot } from "./plot.js";
-import { summary, weights } from "./summary.js";
-import { table, twin } from "./table.js";
+import { summary, uses, weights } from "./summary.js";
+import { number, table, twin } from "./table.js";
 import { showTensor } from "./tensor.js";
 import { tensorTable } from "./tensor-table.js";
 import { tensorsOf, typed } from "./tensors.js";
-import { age, counted, figure, percent, shape } from "./units.js";
+import { count, counted, figure, percent, shape, size, whole } from "./units.js";
 
 export const name = inlined?.name ?? query().get("name") ?? "";
 
@@ -32,33 +32,70 @@ function show() {
   });
 }
 
-function showLinks({ documents }) {
+function showLinks(model) {
   byId("crumbs").append(el("a", { href: "/" }, "Models"));
   const compare = address("/compare", { model: name });
-  const cards = documents.filter((layer) => layer.name === "README.md");
+  const cards = model.documents.filter((layer) => layer.name === "README.md");
   byId("others").append(
     ...cards.map((card) => fileLink(name, card.name, "Model card")),
     " ",
     el("a", { class: "button", href: compare }, "Compare with …"),
   );
+  byId("uses").append(uses(model));
+  byId("uses").parentElement.hidden = false;
 }
 
-function showParts(columns) {
-  fill(byId("treemap"), () => ask("plots/treemap", { model: name }), (spec) =>
-    showPlot(byId("treemap"), spec, { onPick: ({ place }) => choosePlace(place) }),
+async function showParts(columns) {
+  const treemap = fill(byId("treemap"), () => ask("plots/treemap", { model: name }), (spec) =>
+    showTreemap(spec),
   );
-  fill(byId("tensors"), columns, (found) => showTensors(tensorsOf(found)));
   showErrors(name);
+  if (!inlined) byId("tree").append(tree());
+  await fill(byId("tensors"), columns, (found) => showTensors(tensorsOf(found)));
+  await treemap;
+  const isShared = ["tensor", "place", "search", "type", "tree"].some((one) => query().get(one));
+  if (isShared) byId("tensors-title").scrollIntoView();
 }
 
 let followPlace = () => {}; // shows the tensors of the place in the address, as soon as they are known
 
-/** Show the tensors of a place of the model. */
+/** Show the treemap, zoomed to the module of the place in the address. */
+async function showTreemap(spec) {
+  let shown = query().get("place");
+  const onPick = ({ place }) => choosePlace(place);
+  const focus = (whole) => zoomed(whole, shown);
+  const draw = await showPlot(byId("treemap"), spec, { onPick, focus });
+  const whole = byId("whole");
+  const follow = () => {
+    const place = query().get("place");
+    whole.hidden = !place;
+    if (place === shown) return;
+    shown = place;
+    draw();
+  };
+  whole.addEventListener("click", () => choosePlace(null));
+  for (const change of ["chosen", "popstate"]) addEventListener(change, follow);
+  follow();
+}
+
+/** Return a treemap of the module of a place, or of a larger part; its rectangle is marked. */
+function zoomed(spec, place) {
+  if (!place || !spec.data) return spec;
+  const [tree, ...others] = spec.data;
+  const isIn = (row) => row.place === place || row.place?.startsWith(`${place}.`);
+  const modules = new Set(tree.values.filter(isIn).map((row) => row.parent));
+  if (!modules.size) return spec;
+  const isDrawn = (row) => !row.id || modules.has(row.id) || modules.has(row.parent);
+  const signals = spec.signals.map((one) => (one.name === "place" ? { ...one, value: place } : one));
+  return { ...spec, signals, data: [{ ...tree, values: tree.values.filter(isDrawn) }, ...others] };
+}
+
+/** Show the tensors of a place of the model; of null, all. Small modules drawn together have none. */
 function choosePlace(place) {
-  if (!place) return; // small modules that are drawn together
+  if (place === undefined) return;
   choose({ place });
   followPlace();
-  byId("tensors-title").scrollIntoView({ block: "nearest" });
+  if (place) byId("tensors").scrollIntoView({ block: "nearest" });
 }
 
 function showTensors(tensors) {
@@ -86,6 +123,10 @@ function showTensors(tensors) {
     open(false);
     if (before) list.grid.reveal(before, { focus: true });
   };
+  const reveal = (isWanted) => {
+    const wanted = tensors.find(isWanted);
+    if (wanted) list.grid.reveal(wanted);
+  };
   const list = tensorTable(byId("tensors"), tensors, {
     isChosen: (tensor) => tensor.name === choice(),
     onChoose: (tensor) => {
@@ -93,26 +134,39 @@ function showTensors(tensors) {
       open(true);
     },
   });
-  followPlace = () => list.follow();
+  followPlace = () => {
+    list.follow();
+    reveal(list.options.isMarked);
+  };
   place.addEventListener("keydown", (event) => {
     if (event.key === "Escape") close();
   });
   onBack(() => open(false));
-  const chosen = tensors.find((tensor) => tensor.name === choice());
-  if (chosen) list.grid.reveal(chosen);
+  reveal(choice() ? list.options.isChosen : list.options.isMarked);
   open(false);
 }
 
-const HEADS = [
-  { title: "Tensor" },
-  { title: "Type" },
-  { title: "Shape", number: true },
-  { title: "RMSE", number: true },
-  { title: "Relative", number: true },
-  { title: "Largest", number: true },
-  { title: "Cosine", number: true },
-  { title: "Saturated", number: true },
-];
+const TREE = ["Module", "Type", "Shape", number("Parameters"), number("Size")];
+
+/** Return the modules as a tree, those that are alike on one line; the address says if it is open. */
+function tree() {
+  const folded = twin("Modules as a tree", () => {
+    const place = el("div");
+    fill(place, () => ask("tree", { model: name }), (rows) => place.append(table("Modules", TREE, rows.map(branch))));
+    return place;
+  });
+  folded.open = query().has("tree");
+  folded.addEventListener("toggle", () => choose({ tree: folded.open && "open" }, { replace: true }));
+  return folded;
+}
+
+function branch({ depth, name: module, alike, types, shape: dims, parameters, size: nbytes }) {
+  const said = el("span", { class: "module" }, isolated(module), alike > 1 ? ` (${whole(alike)} alike)` : "");
+  said.style.paddingInlineStart = `${depth * 1.25}rem`;
+  return [said, el("span", { class: "chips" }, types.map(typed)), dims ? shape(dims) : "", count(parameters), size(nbytes)];
+}
+
+const FIGURES = ["Shape", "RMSE", "Relative", "Largest", "Cosine", "Saturated"];
 
 /** Show the heat map of errors, or the command that measures them. */
 function showErrors(name) {
@@ -123,7 +177,7 @@ function showErrors(name) {
       place.append(missing("The error of this model has not been measured yet.", command));
       return;
     }
-    byId("errors-count").textContent = tally(result, measured, against);
+    byId("errors-count").append(tally(result, against), ...(measured ? [", measured ", when(measured)] : []));
     const picture = el("div");
     place.append(picture, twin("As a table", () => errorsTable(result.tensors)));
     await fill(picture, () => ask("plots/errors", { model: name }), (spec) =>
@@ -132,10 +186,10 @@ function showErrors(name) {
   });
 }
 
-function tally({ model, tensors }, measured, against) {
+function tally({ model, tensors }, against) {
   const changed = tensors.filter((tensor) => !tensor.kept).length;
   const error = `${percent(model.relative_rmse)} relative error in ${counted(changed, "tensor")}`;
-  return `${error}${against ? ` against ${visible(against)}` : ""}${measured ? `, measured ${age(measured)}` : ""}`;
+  return `${error}${against ? ` against ${visible(against)}` : ""}`;
 }
 
 function errorsTable(tensors) {
@@ -149,5 +203,5 @@ function errorsTable(tensors) {
     figure(tensor.cosine),
     percent(tensor.saturated),
   ]);
-  return table("Error of each tensor", HEADS, rows);
+  return table("Error of each tensor", ["Tensor", "Type", ...FIGURES.map(number)], rows);
 }

@@ -1,12 +1,12 @@
 /** The page of all models: filter, sort, choose some to compare. */
 
-import { address } from "./address.js";
+import { address, choose, query } from "./address.js";
 import { ask } from "./api.js";
-import { byId, el, isolated, modelLink, visible } from "./dom.js";
+import { byId, el, isolated, modelLink, visible, when } from "./dom.js";
 import { fill, missing } from "./loading.js";
 import { SearchedGrid } from "./search.js";
 import { typed } from "./tensors.js";
-import { age, bits, count, counted, short, size, whole } from "./units.js";
+import { bits, count, counted, short, size, whole } from "./units.js";
 
 const ORDERS = {
   name: (model) => model.name,
@@ -17,7 +17,7 @@ const ORDERS = {
   modified: (model) => (model.modified === null ? null : Date.parse(model.modified)),
 };
 
-const chosen = new Set();
+const chosen = new Set(query().getAll("chosen"));
 
 function show(models) {
   if (!models.length) {
@@ -32,6 +32,7 @@ function show(models) {
     },
   });
   table.draw();
+  showChosen();
 }
 
 const searched = (model) =>
@@ -59,6 +60,7 @@ function checkbox(model) {
   box.addEventListener("change", () => {
     if (box.checked) chosen.add(model.name);
     else chosen.delete(model.name);
+    choose({ chosen: [...chosen] }, { replace: true });
     showChosen();
   });
   return box;
@@ -105,8 +107,7 @@ const TABLE = {
     {
       key: "modified",
       title: "Modified",
-      cell: (model) =>
-        model.modified ? el("time", { datetime: model.modified, title: model.modified }, age(model.modified)) : "",
+      cell: (model) => (model.modified ? when(model.modified) : ""),
     },
   ],
 };

@@ -4,7 +4,7 @@ import { inlined } from "./api.js";
 import { byId, choiceLink, el, isolated, section, visible } from "./dom.js";
 import { titled } from "./page.js";
 import { showPlot } from "./plot.js";
-import { facts, table, twin } from "./table.js";
+import { facts, number, table, twin } from "./table.js";
 import { typeClass } from "./tensors.js";
 import { counted, size, whole } from "./units.js";
 
@@ -12,7 +12,7 @@ const { source, headline, source_bytes: sourceBytes, plans, asked, refused, reac
 const largest = Math.max(...plans.map((plan) => plan.bytes));
 const form = document.forms[0];
 const { type, groups, size: said, target, answer } = form.elements;
-const TENSORS = [{ title: "Tensor" }, { title: "Type" }, { title: "Shape" }, { title: "Size", number: true }];
+const TENSORS = ["Tensor", "Type", "Shape", number("Size")];
 const UNITS = { "": 1, b: 1, kb: 1e3, mb: 1e6, gb: 1e9, tb: 1e12 };
 
 const keyOf = (plan) => plan.label.replace("/", "-");
@@ -58,15 +58,9 @@ function showPlan(place, plan) {
 
 function showTable() {
   const wanted = wantedBytes();
-  const heads = [
-    { title: "Plan" },
-    { title: "Size", number: true },
-    wanted && { title: "Fits the target" },
-    { title: "" },
-    { title: "Of the source", number: true },
-    { title: "Bits per weight", number: true },
-    { title: "Quantized tensors", number: true },
-  ].filter(Boolean);
+  const fits = wanted ? ["Fits the target"] : [];
+  const numbers = ["Of the source", "Bits per weight", "Quantized tensors"].map(number);
+  const heads = ["Plan", number("Size"), ...fits, "", ...numbers];
   const rows = plans.map((plan) =>
     [
       choiceLink(`#${keyOf(plan)}`, () => chooseAndKeep(plan), {}, plan.label),

@@ -47,9 +47,10 @@ function printable(document) {
 
 /**
  * Draw a plot, as wide as its place, in the colours of the theme; it follows both. Its values are
- * as a table.
+ * as a table. `focus` makes what is drawn of the specification; the function that is returned draws
+ * it again.
  */
-export async function showPlot(place, made, { hasText = false, onPick } = {}) {
+export async function showPlot(place, made, { hasText = false, onPick, focus = (spec) => spec } = {}) {
   const spec = printable(made);
   const canvas = el("div", { "aria-hidden": "true" });
   const picture = el("div", { role: "img", "aria-label": spec.description }, canvas);
@@ -59,7 +60,7 @@ export async function showPlot(place, made, { hasText = false, onPick } = {}) {
   let view = null;
   const draw = () => {
     view?.finalize();
-    const runtime = vega.parse(spec, themes[theme()], { ast: true });
+    const runtime = vega.parse(focus(spec), themes[theme()], { ast: true });
     const options = { expr, renderer: "svg", container: canvas, hover: true, loader: NO_LOADER };
     view = new vega.View(runtime, { ...options, tooltip });
     if (onPick) view.addEventListener("click", (_, item) => item?.datum && onPick(item.datum));
@@ -77,12 +78,12 @@ export async function showPlot(place, made, { hasText = false, onPick } = {}) {
     view?.finalize();
   };
   sizes.observe(canvas);
+  return draw;
 }
 
 function valuesTable(spec, onPick) {
   const { columns, rows } = spec.usermeta.table;
-  const heads = columns.map((title) => ({ title }));
-  return table(spec.description, heads, onPick ? rows.map((row) => linked(row, onPick)) : rows);
+  return table(spec.description, columns, onPick ? rows.map((row) => linked(row, onPick)) : rows);
 }
 
 /** Return a row whose first cell picks a module, as a click in the plot does, but for all of them. */

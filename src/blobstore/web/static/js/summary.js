@@ -1,7 +1,8 @@
 /** The head of a model's page. */
 
-import { el, fileLink, isolated, visible } from "./dom.js";
-import { facts, table, twin } from "./table.js";
+import { el, fileLink, isolated, visible, when } from "./dom.js";
+import { commandLine } from "./loading.js";
+import { facts, number, table, twin } from "./table.js";
 import { bits, count, percent, size, whole } from "./units.js";
 import { shares, typeClass, typed } from "./tensors.js";
 
@@ -36,6 +37,7 @@ function described(model) {
     ["Tensors", whole(model.tensors)],
     ["Capabilities", badges(model.capabilities)],
     ["State", model.packed ? "packed" : null],
+    ["Modified", model.modified && when(model.modified)],
   ]);
   const id = facts([["ID", el("code", {}, visible(model.id))]]);
   const layers = twin(`Layers without tensors: ${whole(model.documents.length)}`, () => layersTable(model));
@@ -43,13 +45,30 @@ function described(model) {
 }
 
 function layersTable({ name: model, documents }) {
-  const heads = [{ title: "Name" }, { title: "Kind" }, { title: "Size", number: true }];
+  const heads = ["Name", "Kind", number("Size")];
   const rows = documents.map(({ kind, name, size: nbytes }) => [
     fileLink(model, name ?? kind),
     visible(kind),
     size(nbytes),
   ]);
   return table("Layers without tensors", heads, rows);
+}
+
+/** Return how the model is used: a command or a line of Python each, to be copied. */
+export function uses({ name, runs_in: runsIn }) {
+  const isRunBy = (runtime) => runsIn.some((one) => one.runtime === runtime && one.runs !== "no");
+  const parts = name.split("/");
+  const folder = parts.at(-1).replace(":", "-");
+  const insecure = location.protocol === "http:" ? " --insecure" : "";
+  const repository = { 1: `library/${name}`, 2: name }[parts.length];
+  const lines = {
+    Run: isRunBy("mlx-lm") && `blobstore run ${name}`,
+    Python: `import blobstore; model = blobstore.open_model("${name}")`,
+    "mlx-lm": isRunBy("mlx-lm") && `blobstore export ${name} ${folder} --format mlx && mlx_lm.chat --model ${folder}`,
+    Ollama: isRunBy("Ollama") && `ollama run ${name}`,
+    "From another machine": repository && `blobstore pull ${location.host}/${repository} --as ${name}${insecure}`,
+  };
+  return facts(Object.entries(lines).map(([title, line]) => [title, line && commandLine(line)]));
 }
 
 function badges(words) {
@@ -86,12 +105,6 @@ export function weights(tensors) {
     size(share.size),
     percent(all ? share.size / all : 0),
   ]);
-  const heads = [
-    { title: "Type" },
-    { title: "Parameters", number: true },
-    { title: "Size", number: true },
-    { title: "Share", number: true },
-  ];
-  const numbers = table("Weights by type", heads, rows);
-  return el("div", {}, el("h2", {}, "Weights by type"), bar, numbers);
+  const heads = ["Type", number("Parameters"), number("Size"), number("Share")];
+  return el("div", {}, el("h2", {}, "Weights by type"), bar, table("Weights by type", heads, rows));
 }

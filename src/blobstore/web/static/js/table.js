@@ -2,16 +2,20 @@
 
 import { el } from "./dom.js";
 
-/** Return a table; the first cell of each row is its heading. */
-export function table(caption, heads, rows) {
-  const head = heads.map(({ title, number }) => el("th", { scope: "col", class: number && "number" }, title));
+/** Return the head of a column of numbers. */
+export const number = (title) => ({ title, number: true });
+
+/** Return a table of heads, texts or `number`s; the first cell of each row is its heading. */
+export function table(caption, columns, rows) {
+  const heads = columns.map((column) => column.title === undefined ? { title: column } : column);
+  const head = heads.map((one) => el("th", { scope: "col", class: one.number && "number" }, one.title));
   const body = rows.map((cells) =>
     el(
       "tr",
       {},
       cells.map((cell, i) =>
         i
-          ? el("td", { class: heads[i].number && "number" }, cell)
+          ? el("td", { class: heads[i].number && "number", "data-title": heads[i].title }, cell)
           : el("th", { scope: "row" }, cell),
       ),
     ),

@@ -8,6 +8,7 @@ import { count, counted, size, whole } from "./units.js";
 
 /** Return the table of tensors, a `SearchedGrid`. */
 export function tensorTable(place, tensors, { isChosen, onChoose }) {
+  const inModule = namesIn(tensors);
   const inPlace = namesIn(tensors);
   const table = new SearchedGrid(place, tensors, {
     box: byId("search"),
@@ -22,8 +23,9 @@ export function tensorTable(place, tensors, { isChosen, onChoose }) {
     searched: (tensor) => tensor.searched,
     isShown: (tensor) => {
       const type = query().get("type");
-      return (!type || kind(tensor.type) === type) && inPlace(query().get("place"))(tensor);
+      return (!type || kind(tensor.type) === type) && inModule(moduleOf(query().get("place")))(tensor);
     },
+    isMarked: (tensor) => isPart(query().get("place")) && inPlace(query().get("place"))(tensor),
     isChosen,
     onDraw: (found) => {
       byId("found").textContent = tally(found, tensors.length);
@@ -53,6 +55,11 @@ function showTypes(tensors, draw) {
   byId("types").hidden = kinds.length < 2;
 }
 
+/** Return the module of a place, whose tensors are shown: it ends at the first number. */
+const moduleOf = (place) => /^(?:.*?\.)?\d{1,9}(?=\.|$)/.exec(place ?? "")?.[0] ?? place;
+
+const isPart = (place) => Boolean(place) && moduleOf(place) !== place;
+
 /** Name the place whose tensors are shown, and let all be shown again. */
 function showPlace(table) {
   const place = query().get("place");
@@ -64,7 +71,7 @@ function showPlace(table) {
     table.box.focus();
   };
   const button = el("button", { type: "button", class: "quiet", "aria-label": "Show all modules", onclick: all }, "✕");
-  byId("place").replaceChildren(el("span", {}, "in ", isolated(place, "module")), button);
+  byId("place").replaceChildren(el("span", {}, "in ", isolated(moduleOf(place), "module")), button);
 }
 
 function tally(found, all) {

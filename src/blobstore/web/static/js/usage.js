@@ -1,19 +1,14 @@
 /** The page of a store's disk space, and of the damage that the last `verify` found. */
 
 import { ask } from "./api.js";
-import { byId, el, isolated, modelLink, visible } from "./dom.js";
+import { byId, el, isolated, modelLink, visible, when } from "./dom.js";
 import { commandLine, fill, missing } from "./loading.js";
 import "./page.js";
 import { showPlot } from "./plot.js";
-import { facts, table } from "./table.js";
-import { age, counted, short, size, whole } from "./units.js";
+import { facts, number, table } from "./table.js";
+import { counted, short, size, whole } from "./units.js";
 
-const HEADS = [
-  { title: "Name" },
-  { title: "Size", number: true },
-  { title: "Unique", number: true },
-  { title: "Shared", number: true },
-];
+const HEADS = ["Name", number("Size"), number("Unique"), number("Shared")];
 
 function show(usage) {
   byId("totals").append(totals(usage));
@@ -36,7 +31,7 @@ function totals(usage) {
     ["Trash", size(usage.trash)],
     ["Packed files", usage.packed && size(usage.packed)],
   ]);
-  return el("div", { class: "totals" }, found);
+  return el("div", { class: "totals" }, found, el("p", { class: "soft" }, "counted ", when(new Date().toISOString())));
 }
 
 function row(model) {
@@ -59,7 +54,6 @@ function showDamage(place) {
 }
 
 function report({ verified, quick, sample, blobs, damaged, broken, odd, result }) {
-  const when = el("time", { datetime: verified, title: verified }, age(verified));
   const extent = quick ? " (--quick)" : sample ? ` (--sample ${visible(sample)})` : "";
   const checked = `${counted(result.checked, "blob")} checked, ${size(result.bytes)} hashed${extent}`;
   const isWhole = blobs === result.checked;
@@ -68,7 +62,7 @@ function report({ verified, quick, sample, blobs, damaged, broken, odd, result }
     ? el("strong", { class: "badge bad" }, counted(bad, "fault"))
     : el("strong", { class: "sound" }, isWhole ? "✓ All sound" : "✓ Sound");
   return [
-    el("p", { class: "verdict" }, verdict, " ", checked, ", ", when, isWhole ? "" : `; the store has ${whole(blobs)} now`),
+    el("p", { class: "verdict" }, verdict, " ", checked, ", ", when(verified), isWhole ? "" : `; the store has ${whole(blobs)} now`),
     listed("Damaged blobs", damaged, BLOBS, result.damaged.map(blobRow)),
     listed("Broken manifests", broken, MANIFESTS, result.broken.map(manifestRow)),
     listed("Odd files", odd, FILES, result.odd.map(fileRow)),
@@ -88,9 +82,9 @@ function listed(title, number, heads, rows) {
   );
 }
 
-const BLOBS = [{ title: "Blob" }, { title: "Reason" }, { title: "Models" }, { title: "Tensors" }];
-const MANIFESTS = [{ title: "Model" }, { title: "Reason" }];
-const FILES = [{ title: "File" }, { title: "Reason" }];
+const BLOBS = ["Blob", "Reason", "Models", "Tensors"];
+const MANIFESTS = ["Model", "Reason"];
+const FILES = ["File", "Reason"];
 
 const blobRow = (blob) => [
   el("code", { title: blob.digest }, short(blob.digest)),
