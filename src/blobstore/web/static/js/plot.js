@@ -69,8 +69,8 @@ export async function showPlot(place, made, { hasText = false, onPick, focus = (
   if (canvas.isConnected) await draw();
   const stopThemes = onTheme(draw);
   const sizes = new ResizeObserver(() => {
-    if (canvas.isConnected) view?.width(canvas.clientWidth).runAsync();
-    else stop();
+    if (!canvas.isConnected) stop();
+    else if (canvas.clientWidth) view?.width(canvas.clientWidth).runAsync();
   });
   const stop = () => {
     sizes.disconnect();
