@@ -247,8 +247,9 @@ def open_artifact(
     """
     store = opened_store(store)
     if kind not in _KINDS:
-        message = f"unknown kind of artifact {kind!r}"
-        raise UsageError(message, hint=f"Use one of: {', '.join(_KINDS)}.")
+        raise UsageError(
+            f"unknown kind of artifact {kind!r}", hint=f"Use one of: {', '.join(_KINDS)}."
+        )
     options = ExportOptions.parse(format, dequantize, max_shard_size)
     with store.lease():
         full = store.find(name)

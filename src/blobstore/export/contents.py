@@ -177,10 +177,15 @@ def _copies(weight: Weight, name: str, share: tuple[int, int]) -> Iterator[Outpu
             shape, nbytes = shape[1:], nbytes // count
             offset += number * nbytes
         piece = BlobRange(weight.blob, offset, nbytes)
-        array = OutputArray(name + suffix, entry.dtype, shape, (piece,), name)
-        if not suffix:
-            array = replace(array, quantization=weight.quantization, transposed=weight.transposed)
-        yield array
+        yield OutputArray(
+            name + suffix,
+            entry.dtype,
+            shape,
+            (piece,),
+            name,
+            weight.quantization if not suffix else None,
+            weight.transposed and not suffix,
+        )
 
 
 def plan_checkpoint(checkpoint: Checkpoint, options: ExportOptions) -> ExportPlan:
@@ -206,8 +211,9 @@ def plan_checkpoint(checkpoint: Checkpoint, options: ExportOptions) -> ExportPla
         names = Counter(array.name for array in arrays)
         for array in arrays:
             if names[array.name] > 1:
-                message = f"two arrays would have the name {quoted(array.name)}"
-                raise UnsupportedSourceError(message, tensor=array.weight)
+                raise UnsupportedSourceError(
+                    f"two arrays would have the name {quoted(array.name)}", tensor=array.weight
+                )
     shards = _plan_shards(checkpoint, arrays, options)
     documents = _plan_documents(checkpoint, options, quantization)
     return shards + documents + ExportPlan(notes=notes)
@@ -375,8 +381,10 @@ def _checkpoints(
     kept, drafted = _partition(weights, prefix)
     recorded = provenance.draft if provenance is not None else None
     origin = Origin(recorded.sources if recorded is not None else ())
-    draft = Checkpoint(f"{model.name} (draft)", DRAFT_FOLDER, drafted, of_draft, origin)
-    return [replace(main, weights=kept, documents=own), draft]
+    return [
+        replace(main, weights=kept, documents=own),
+        Checkpoint(f"{model.name} (draft)", DRAFT_FOLDER, drafted, of_draft, origin),
+    ]
 
 
 def _partition(items: Mapping[str, Any], prefix: str) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -400,8 +408,10 @@ def _check_paths(plan: ExportPlan, model: StoredModel) -> None:
     paths = [file.path for file in plan.files]
     folders = {path[:end] for path in paths for end, letter in enumerate(path) if letter == "/"}
     if twice := [path for path, count in Counter([*paths, *folders]).items() if count > 1]:
-        message = f"two files of {model.name} would have the name {quoted(min(twice))}"
-        raise UnsupportedSourceError(message, model=str(model.name))
+        raise UnsupportedSourceError(
+            f"two files of {model.name} would have the name {quoted(min(twice))}",
+            model=str(model.name),
+        )
 
 
 def with_files(
@@ -448,7 +458,6 @@ def with_files(
 
 
 def _weight_map(raw: bytes) -> Any:
-    index = strictjson.parse_object(
+    return strictjson.parse_object(
         raw, INDEX_NAME, rule="I1", limit=MAX_INDEX, values=MAX_INDEX_VALUES
-    )
-    return index.get("weight_map")
+    ).get("weight_map")

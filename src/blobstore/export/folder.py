@@ -145,8 +145,9 @@ def _take(staging: Path) -> int:
         if is_locked and os.path.samestat(os.fstat(fd), staging.stat(follow_symlinks=False)):
             unless_locked.pop_all()
             return fd
-    message = f"another export into the same folder is running ({staging})"
-    raise BusyError(message, path=str(staging))
+    raise BusyError(
+        f"another export into the same folder is running ({staging})", path=str(staging)
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,8 +233,9 @@ def export_model(
         with stage_folder(target) as staging:
             write_files(plan, staging, workers, start_progress(progress, plan.nbytes))
     files = {file.path: file.size for file in sorted(plan.files, key=lambda file: file.path)}
-    seconds = time.monotonic() - started
-    return ExportResult(full, target, files, plan.notes, seconds, _loads_in(plan, options))
+    return ExportResult(
+        full, target, files, plan.notes, time.monotonic() - started, _loads_in(plan, options)
+    )
 
 
 def _loads_in(plan: ExportPlan, options: ExportOptions) -> tuple[str, ...]:

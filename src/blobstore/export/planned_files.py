@@ -86,8 +86,9 @@ def shard_index(files: Mapping[str, list[str]], total_size: int) -> bytes:
     ``files``: file name → the names of its tensors. ``total_size``: the bytes of all tensors.
     """
     places = {name: file for file, names in files.items() for name in names}
-    document = {"metadata": {"total_size": total_size}, "weight_map": places}
-    return json.dumps(document, indent=2).encode()
+    return json.dumps(
+        {"metadata": {"total_size": total_size}, "weight_map": places}, indent=2
+    ).encode()
 
 
 def split_into_shards(sizes: Mapping[str, int], limit: int) -> dict[str, list[str]]:
@@ -307,8 +308,9 @@ class PlannedShard:
         Raises: LimitExceededError for a header over 100,000,000 bytes.
         """
         entries = lay_out((array.name, array.dtype, array.shape) for array in arrays)
-        document = json_of(Header(entries, metadata, 0))
-        text = json.dumps(document, ensure_ascii=False, separators=(",", ":")).encode()
+        text = json.dumps(
+            json_of(Header(entries, metadata, 0)), ensure_ascii=False, separators=(",", ":")
+        ).encode()
         text += b" " * (-len(text) % _ALIGNMENT)
         if len(text) > MAX_HEADER:
             raise LimitExceededError(

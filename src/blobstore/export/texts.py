@@ -71,8 +71,11 @@ def text_of(model: StoredModel, part: str) -> bytes:
         lines = "".join(lines_of(media_type, texts[0])).splitlines(keepends=True)
         return "".join(line.removeprefix("PARAMETER ") for line in lines).encode()
     if not texts:
-        message = f"model {model.name} has no {'system prompt' if part == 'system' else part}"
-        raise MissingFileError(message, model=str(model.name), hint=_has(model.manifest))
+        raise MissingFileError(
+            f"model {model.name} has no {'system prompt' if part == 'system' else part}",
+            model=str(model.name),
+            hint=_has(model.manifest),
+        )
     return b"\n".join(texts)
 
 
@@ -80,8 +83,11 @@ def file_of(model: StoredModel, name: str) -> bytes:
     """Return a file of the checkpoint that a model keeps. Raises: as `text_of`."""
     layer = model.manifest.file(name)
     if layer is None:
-        message = f"model {model.name} has no file {quoted(name)}"
-        raise MissingFileError(message, model=str(model.name), hint=_has(model.manifest))
+        raise MissingFileError(
+            f"model {model.name} has no file {quoted(name)}",
+            model=str(model.name),
+            hint=_has(model.manifest),
+        )
     return model.read(layer)
 
 

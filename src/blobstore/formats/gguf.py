@@ -220,8 +220,9 @@ class _Head:
             count = self._count(_LEAST_BYTES.get(kind, 1))
         self._items += count
         if self._items > MAX_ITEMS:
-            what = f"limit exceeded: arrays of over {MAX_ITEMS:,} items with {quoted(key)}"
-            raise LimitExceededError(what, rule="G4")
+            raise LimitExceededError(
+                f"limit exceeded: arrays of over {MAX_ITEMS:,} items with {quoted(key)}", rule="G4"
+            )
         if kind == _STRING and is_array and not self._arrays:
             return self._skip_texts(count)
         if kind == _STRING:
@@ -243,8 +244,7 @@ class _Head:
         return count
 
     def _number(self, code: str) -> int:
-        (number,) = struct.unpack(f"<{code}", self._take(struct.calcsize(code)))
-        return int(number)
+        return int.from_bytes(self._take(struct.calcsize(code)), "little")
 
     def _text(self) -> str:
         raw = self._take(self._number("Q"))
@@ -267,8 +267,9 @@ class _Head:
         """Return the next bytes; of the file, read so far, and as much again as there is."""
         begin, self._at = self._at, self._at + nbytes
         if self._at > self._most:
-            what = f"a value ends at byte {self._at}, and the header could have {self._most}"
-            raise invalid("G2", what)
+            raise invalid(
+                "G2", f"a value ends at byte {self._at}, and the header could have {self._most}"
+            )
         if self._at > (had := len(self._data)):
             more = min(max(self._at, 2 * had, _FIRST_READ), self._most) - had
             self._budget.take_text(more, "the header")

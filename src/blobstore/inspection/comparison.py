@@ -351,8 +351,12 @@ def _open_model(name: str | ModelName, store: Readable, stack: ExitStack) -> _Op
     if manifest.tensor_layers:
         model = stack.enter_context(open_model(full, store=store))
         manifest, tensors = model.manifest, model
-    sizes = {blob.digest: blob.size for blob in manifest.descriptors}
-    return _Opened(full, tensors, dict(_documents(manifest, store)), sizes)
+    return _Opened(
+        full,
+        tensors,
+        dict(_documents(manifest, store)),
+        {blob.digest: blob.size for blob in manifest.descriptors},
+    )
 
 
 def _documents(manifest: Manifest, store: Readable) -> Iterator[tuple[str, Digest]]:

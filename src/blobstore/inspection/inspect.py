@@ -163,21 +163,19 @@ def _inspect(
     tensors: list[LogicalTensor] = []
     for group in groups:
         tensors += count_tensors(group, config, notes)
-    common = _common([file.header.metadata for file in files], notes)
     return Inspection(
         name=name,
         kind=kind,
         files=files,
         index=index.document if index is not None else None,
         tensors=tuple(tensors),
-        metadata=common,
+        metadata=_common([file.header.metadata for file in files], notes),
         notes=tuple(notes),
     )
 
 
 def _read_config(folder: Folder) -> SourceConfig:
-    raw = folder.read(CONFIG_NAME, MAX_CONFIG)
-    config = SourceConfig.parse(raw, folder.place(CONFIG_NAME))
+    config = SourceConfig.parse(folder.read(CONFIG_NAME, MAX_CONFIG), folder.place(CONFIG_NAME))
     inner = (config.text_config or {}).get("quantization_config")
     if config.quantization_config is None and isinstance(inner, dict):
         # As some models of several modalities have it.
@@ -280,8 +278,11 @@ def _read_folder(folder: Folder, notes: list[str]) -> tuple[Groups, ShardIndex |
             notes.append(f"not part of the checkpoint, not counted: {_some(left_out)}")
         return groups, index
     if not others:
-        message = f"no .safetensors or .gguf file in {folder.name}"
-        raise NotFoundError(message, path=folder.name, hint=_hint(folder, names))
+        raise NotFoundError(
+            f"no .safetensors or .gguf file in {folder.name}",
+            path=folder.name,
+            hint=_hint(folder, names),
+        )
     distinct = _distinct(folder, others)
     if len(distinct) > 1:
         notes.append(

@@ -318,8 +318,10 @@ class Inspection:
         """The index when it is sharded, or one made of the files; else None."""
         if self.index is not None or not self.sharded:
             return self.index
-        places = {name: file.name for file in self.files for name in file.header.tensors}
-        return {"metadata": {"total_size": self.nbytes}, "weight_map": places}
+        return {
+            "metadata": {"total_size": self.nbytes},
+            "weight_map": {name: file.name for file in self.files for name in file.header.tensors},
+        }
 
     @property
     def all_headers(self) -> Mapping[str, Any] | None:

@@ -110,8 +110,7 @@ def describe(
         except BlobStoreError:
             return None  # verify finds that
 
-    is_described = _is_described(model, config or {})
-    facts = ModelFacts(config, names, tensor_facts, draft, read, is_described)
+    facts = ModelFacts(config, names, tensor_facts, draft, read, _is_described(model, config or {}))
     counted = [tensor for _, tensor in tensors] or gguf_tensors(store, manifest)
     weights = weights_by_type(counted)
     return ModelDetails(
@@ -139,8 +138,7 @@ def summarize(
     LimitExceededError.
     """
     model = StoredModel(name, manifest, store)
-    each = model.tensors_of_each(model.tensor_layers)
-    tensors = [tensor for some in each for tensor in some]
+    tensors = [one for some in model.tensors_of_each(model.tensor_layers) for one in some]
     return describe(store, name, manifest, [(tensor.name, tensor) for tensor in tensors]), tensors
 
 

@@ -36,7 +36,7 @@ from blobstore.errors import (
     UsageError,
     quoted,
 )
-from blobstore.formats.safetensors.header import METADATA, Header, header_of
+from blobstore.formats.safetensors.header import METADATA, PREFIX, Header, header_of
 from blobstore.io.budget import MAX_HEADER
 from blobstore.io.copying import copy_range
 from blobstore.io.durable import (
@@ -55,8 +55,6 @@ from blobstore.store.local.locks import take_lock
 _WAIT_S = 10
 _HASH_NAME = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}", re.ASCII)
 """How the Hugging Face cache names its blobs: a git hash, or a sha256."""
-_PREFIX = 8
-"""Bytes of the header's length, before its text."""
 _SECTOR = 512
 _PAGE = 4096
 _MOST_ALIGNED = 16_384
@@ -120,7 +118,7 @@ def edit_metadata(
         changed, copied = metadata != dict(header.metadata), None
         if changed:
             old = reader.read(0, header.data_start)
-            head, tail = header_text(old[_PREFIX:], metadata)
+            head, tail = header_text(old[PREFIX.size :], metadata)
             if not _edit_in_place(fd, reader, file, old, (head, tail), asked=in_place):
                 length = new_length(len(head) + len(tail), len(old))
                 copied = _rewrite(reader, file, spread(head, tail, length), len(old), progress)
@@ -139,8 +137,11 @@ def _resolve(path: str | os.PathLike[str]) -> Path:
 def _refuse_blob(file: Path) -> None:
     is_hash = Digest.from_file_name(file.name) is not None or _HASH_NAME.fullmatch(file.name)
     if is_hash and file.parent.name == "blobs":
-        message = f"{file} is named after its contents: other metadata would need another name"
-        raise UsageError(message, path=str(file), hint="Copy it, and edit the copy.")
+        raise UsageError(
+            f"{file} is named after its contents: other metadata would need another name",
+            path=str(file),
+            hint="Copy it, and edit the copy.",
+        )
 
 
 @contextmanager
@@ -222,9 +223,9 @@ def new_length(needed: int, data_start: int) -> int:
         raise LimitExceededError(
             f"limit exceeded: a header of {needed:,} bytes, at most {MAX_HEADER:,}"
         )
-    start = _PREFIX + needed + _SPARE
+    start = PREFIX.size + needed + _SPARE
     start += (data_start - start) % (_MOST_ALIGNED if data_start % _MOST_ALIGNED == 0 else _PAGE)
-    return min(start - _PREFIX, MAX_HEADER)
+    return min(start - PREFIX.size, MAX_HEADER)
 
 
 def _edit_in_place(
@@ -243,11 +244,13 @@ def _edit_in_place(
     """
     with os_errors("access", path):
         now = os.fstat(fd)
-    spare = len(old) - _PREFIX - sum(map(len, parts))
+    spare = len(old) - PREFIX.size - sum(map(len, parts))
     padding = len(old) - len(old.rstrip(b" "))
     new = old
     if spare >= 0:
-        new = old[:_PREFIX] + spread(*parts, len(old) - _PREFIX, padding if spare >= padding else 0)
+        new = old[: PREFIX.size] + spread(
+            *parts, len(old) - PREFIX.size, padding if spare >= padding else 0
+        )
     places = range(0, len(old), _SECTOR)
     changed = [at for at in places if old[at : at + _SECTOR] != new[at : at + _SECTOR]]
     if len(changed) == 1 and (asked or now.st_nlink == 1):
@@ -256,9 +259,11 @@ def _edit_in_place(
         return True
     if asked:
         reason = "has no room for" if spare < 0 else "would change in several disk sectors with"
-        message = f"{path} can't be edited in place: its header {reason} the new metadata"
-        hint = "Leave out in_place=True to write a new file."
-        raise UsageError(message, path=str(path), hint=hint)
+        raise UsageError(
+            f"{path} can't be edited in place: its header {reason} the new metadata",
+            path=str(path),
+            hint="Leave out in_place=True to write a new file.",
+        )
     return False
 
 
@@ -293,8 +298,8 @@ def _rewrite(
             target = create_file(new)
         try:
             with os_errors("write", new):
-                write_all_at(target, 0, memoryview(len(text).to_bytes(_PREFIX, "little") + text))
-            start = _PREFIX + len(text)
+                write_all_at(target, 0, memoryview(PREFIX.pack(len(text)) + text))
+            start = PREFIX.size + len(text)
             copy_range(
                 source, data_start, target, new, start, nbytes, lambda done: report(done, path.name)
             )

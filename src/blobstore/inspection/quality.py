@@ -72,10 +72,6 @@ class Histogram:
     rms: Figure
 
     @property
-    def total(self) -> int:
-        return sum(self.counts) + self.infinite + self.nan
-
-    @property
     def edges(self) -> list[float]:
         bins = max(1, len(self.counts))
         return [
@@ -166,8 +162,7 @@ def source_values(made_from: OutputTensor, readers: SourceReaders) -> ValueReade
         for source in made_from.sources:
             first, last = max(start, done), min(start + count, done + source.elements)
             if first < last:
-                values = readers.values(_exact(source), first - done, last - first)
-                found.append(as_float64(values))
+                found.append(as_float64(readers.values(_exact(source), first - done, last - first)))
             done += source.elements
         return np.concatenate(found)
 
@@ -199,8 +194,7 @@ def _histogram(values: Array, low: float, high: float) -> Histogram:
         place = (finite * unit - low * unit) / (high * unit - low * unit)
         bins = np.minimum((place * BINS).astype(np.int64), BINS - 1)
         counts = np.bincount(bins, minlength=BINS).tolist()
-    rms = float(np.sqrt(mean)) * largest
-    return Histogram(low, high, tuple(counts), infinite, nan, rms)
+    return Histogram(low, high, tuple(counts), infinite, nan, float(np.sqrt(mean)) * largest)
 
 
 def _codes(parts: list[Any], kind: QuantType) -> tuple[int, ...]:

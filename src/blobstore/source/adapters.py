@@ -2,7 +2,8 @@
 
 Sources:
 
-- PEFT: huggingface/peft 0.21.2 tuners/lora/config.py `LoraConfig`; tuners/lora/layer.py
+- PEFT: huggingface/peft 0.21.2 utils/constants.py `SAFETENSORS_WEIGHTS_NAME`;
+  tuners/lora/config.py `LoraConfig`; tuners/lora/layer.py
   `Linear.merge`, `Embedding.get_delta_weight`; tuners/lora/variants.py `DoraLinearVariant`;
   tuners/lora/model.py `_create_and_replace` (patterns), utils/other.py `get_pattern_key`;
   utils/save_and_load.py `get_peft_model_state_dict` (names of tensors).
@@ -17,7 +18,7 @@ from __future__ import annotations
 import math
 import re
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from itertools import count, takewhile
 from typing import Annotated, Any
@@ -52,6 +53,28 @@ _QUICK = re.compile(rf"{_PART}(?:(?:\.[*+]|\\d\+){_PART})?", re.ASCII)
 _LONGEST, _MOST_PATTERNS = 256, 1000
 _Rank = Annotated[int, Between(1, 2**20)]
 _Number = Annotated[int, Between(-(2**31), 2**31)] | float
+
+
+def adapter_among(names: Iterable[str]) -> str | None:
+    """Return the first file name that only adapters have, or None."""
+    return next((name for name in sorted(names) if name in (PEFT_FILE, MLX_FILE)), None)
+
+
+def are_adapters(names: Collection[str]) -> bool:
+    """Return True when all these tensors are an adapter's."""
+    return bool(names) and (
+        all(name.startswith(_PREFIX) for name in names)
+        or all(name.endswith((".lora_a", ".lora_b")) for name in names)
+    )
+
+
+def adapter_error(path: str) -> UnsupportedSourceError:
+    """Return the error for a path that leads to an adapter, with a hint."""
+    return UnsupportedSourceError(
+        f"{path} is an adapter, not a model: it needs the model that it changes",
+        path=path,
+        hint=f"Import its model, and merge it: blobstore import MODEL --adapter {path}",
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,13 +154,19 @@ def adapted_weights(
 
 def _refused(tensor: SourceTensor, reason: str) -> UnsupportedSourceError:
     shown = f"{quoted(tensor.name)} ({tensor.dtype} {list(tensor.shape)})"
-    message = f"the adapter's {shown} can't be merged: {reason}"
-    return UnsupportedSourceError(message, tensor=tensor.name, path=tensor.file.path)
+    return UnsupportedSourceError(
+        f"the adapter's {shown} can't be merged: {reason}",
+        tensor=tensor.name,
+        path=tensor.file.path,
+    )
 
 
 def _unsupported(path: str, what: str) -> UnsupportedSourceError:
-    hint = "Merge it with the library that made it, and import the result."
-    return UnsupportedSourceError(f"{path}: {what} can't be merged", path=path, hint=hint)
+    return UnsupportedSourceError(
+        f"{path}: {what} can't be merged",
+        path=path,
+        hint="Merge it with the library that made it, and import the result.",
+    )
 
 
 def _peft(said: Mapping[str, Any], path: str) -> _Rules:
@@ -244,5 +273,6 @@ def _change(
     own = {suffix: parts[end] for suffix, end in ends.items()}
     for number, weight in enumerate(weights):
         companions = {**weight.companions, **own}
-        changed = replace(change, matrix=number)
-        base[weight.name] = replace(weight, companions=companions, change=changed)
+        base[weight.name] = replace(
+            weight, companions=companions, change=replace(change, matrix=number)
+        )

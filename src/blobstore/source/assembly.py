@@ -122,8 +122,9 @@ def _refusal(match: _Found, reason: str, hint: str | None = None) -> Unsupported
 def _unclear_error(match: _Found, what: str, then: str = "") -> UnsupportedSourceError:
     """Return the error for what config.json, or its absence, leaves open."""
     if match.read_config() is None:
-        hint = "Import the folder with its config.json."
-        return _refusal(match, f"no config.json says {what}{then}", hint)
+        return _refusal(
+            match, f"no config.json says {what}{then}", "Import the folder with its config.json."
+        )
     return _refusal(match, f"config.json does not say {what}{then}")
 
 
@@ -293,7 +294,9 @@ def _fp8(match: _Found) -> SourceWeight:
         raise _refusal(match, f"{list(shape)} is not a matrix")
     if match.row.scale == "_scale":
         _check_floats(match, _MXFP8)
-    blocks, group = _fp8_blocks(match.config), (1, _MXFP8.group_size)
+    said, group = match.config.fp8_block_size, (1, _MXFP8.group_size)
+    # The rows and columns that may share a scale, as config.json has them.
+    blocks = [said] if said else [(1, size) for size in sorted(match.config.fp8_group_sizes)]
     groups = (*shape[:-1], shape[-1] // _MXFP8.group_size)
     by_32 = not scale.dtype.is_float and scale.shape == groups and group in (blocks or [group])
     if by_32 and match.tensor.dtype is DType.F8_E4M3:
@@ -313,12 +316,6 @@ def _fp8(match: _Found) -> SourceWeight:
         inverse_scale=match.config.has_inverse_scales and match.row.scale == "_scale_inv",
         block=group if by_32 else _fp8_block(match, shape, scale.shape, blocks),
     )
-
-
-def _fp8_blocks(config: SourceConfig) -> list[tuple[int, int]]:
-    """Return the rows and columns that may share a scale, as config.json has them."""
-    said = config.fp8_block_size
-    return [said] if said else [(1, size) for size in sorted(config.fp8_group_sizes)]
 
 
 def _fp8_block(
@@ -371,8 +368,7 @@ def _integers(match: _Found) -> SourceWeight:
 def _coded(match: _Found, codes: IntegerCodes, producer: str = "") -> SourceWeight:
     """Return the weight of integer codes."""
     *lead, _, _ = match.tensor.shape
-    shape = (*lead, codes.rows, codes.cols)
-    return _decoded(match, codes, match.scale.dtype, shape, producer)
+    return _decoded(match, codes, match.scale.dtype, (*lead, codes.rows, codes.cols), producer)
 
 
 def _decoded(
@@ -506,8 +502,9 @@ def _own(match: _Found) -> SourceWeight:
         raise _refusal(match, "the metadata of its file do not say how it was quantized") from None
     except UsageError as error:
         raise _refusal(match, str(error), error.hint) from None
-    weight = _codes(match, quantization)
-    return replace(weight, transposed=metadata.get(f"{match.name}.transposed") == "true")
+    return replace(
+        _codes(match, quantization), transposed=metadata.get(f"{match.name}.transposed") == "true"
+    )
 
 
 _READERS: Mapping[Producer, Callable[[_Found], SourceWeight]] = {

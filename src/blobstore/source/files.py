@@ -10,10 +10,6 @@ Rule I1: a shard index maps tensor names to plain ``*.safetensors`` file names; 
 names exists, and holds exactly the tensors that the index assigns to it. Nothing is opened before
 the index is checked. Unknown keys are ignored.
 
-Adapters belong to a model and are not models. File and tensor names identify them.
-Sources: huggingface/peft (utils/constants.py `SAFETENSORS_WEIGHTS_NAME`; utils/save_and_load.py
-`get_peft_model_state_dict`: names begin with ``base_model.model.``); mlx_lm 0.32.2 tuner/utils.py,
-tuner/lora.py (``adapters.safetensors``, ``lora_a`` and ``lora_b``).
 
 Apart from its weights and JSON documents a checkpoint keeps its other files, subfolders included:
 templates, tokenizers, processors, texts, code (which is never run), and the weights of subfolders,
@@ -42,7 +38,6 @@ from blobstore.errors import (
     LimitExceededError,
     MissingFileError,
     NotFoundError,
-    UnsupportedSourceError,
     quoted,
 )
 from blobstore.formats.gguf import MAGIC, gguf_header
@@ -55,33 +50,6 @@ from blobstore.names import Digest, file_name, relative_path
 from blobstore.source.folders import FIRST_READ, GGUF, SUFFIX, Entry, Folder, Found, LocalFolder
 from blobstore.source.torch_files import TORCH_SUFFIXES, torch_header
 
-_FILES = frozenset({"adapter_model.safetensors", "adapters.safetensors"})
-_PEFT_PREFIX = "base_model.model."
-_MLX_SUFFIXES = (".lora_a", ".lora_b")
-
-
-def adapter_among(names: Iterable[str]) -> str | None:
-    """Return the first file name that only adapters have, or None."""
-    return next((name for name in sorted(names) if name in _FILES), None)
-
-
-def are_adapters(names: Collection[str]) -> bool:
-    """Return True when all these tensors are an adapter's."""
-    return bool(names) and (
-        all(name.startswith(_PEFT_PREFIX) for name in names)
-        or all(name.endswith(_MLX_SUFFIXES) for name in names)
-    )
-
-
-def adapter_error(path: str) -> UnsupportedSourceError:
-    """Return the error for a path that leads to an adapter, with a hint."""
-    return UnsupportedSourceError(
-        f"{path} is an adapter, not a model: it needs the model that it changes",
-        path=path,
-        hint=f"Import its model, and merge it: blobstore import MODEL --adapter {path}",
-    )
-
-
 INDEX_NAME = "model.safetensors.index.json"
 SINGLE_NAME = "model.safetensors"
 WEIGHT_SUFFIXES = (SUFFIX, GGUF, *TORCH_SUFFIXES)
@@ -91,7 +59,6 @@ MAX_INDEX_VALUES = 2_000_000
 MAX_SHARDS = 10_000
 """Files of an index: the largest checkpoints have some hundreds; on a server each is a request."""
 
-_FIRST = "model"
 _TORCH_STEM, _TORCH_SUFFIX = "pytorch_model", ".bin"
 _STEM = rf"(?P<stem>model|diffusion_pytorch_model|consolidated|{_TORCH_STEM})"
 _FORMAT = r"(?P<format>\.safetensors|\.bin)"
@@ -164,8 +131,9 @@ def headers(
     def read(reader: SourceReader) -> tuple[SourceReader, Header]:
         if are_torch:
             return reader, torch_header(reader, folder.budget)
-        is_long = reader.size >= len(MAGIC)
-        if reader.name.endswith(GGUF) or (is_long and reader.read(0, len(MAGIC)) == MAGIC):
+        if reader.name.endswith(GGUF) or (
+            reader.size >= len(MAGIC) and reader.read(0, len(MAGIC)) == MAGIC
+        ):
             return reader, gguf_header(reader, folder.budget)
         return reader, header_of(reader, folder.budget, first_nbytes=FIRST_READ)
 
@@ -203,8 +171,7 @@ class ShardCheck:
     """
 
     def __init__(self, index: ShardIndex | None) -> None:
-        self._index = index
-        self._held: list[Collection[str]] = []
+        self._named = index.weight_map if index is not None else None
         self._places: dict[str, str] = {}
 
     def add(self, place: str, file: str, tensors: Collection[str]) -> None:
@@ -213,19 +180,17 @@ class ShardCheck:
         Raises: CorruptDataError (rule I1) when it and the index disagree, DocumentError (rule I1)
         when another shard has one of its tensors.
         """
-        if self._index is not None:
-            for name in tensors:
-                where = self._index.weight_map.get(name)
-                if where != file:
-                    says = f"says it is in {where}" if where else "does not name it"
-                    raise CorruptDataError(
-                        f"{place} holds the tensor {quoted(name)}, but the index {says}",
-                        tensor=name,
-                        rule="I1",
-                        path=place,
-                    )
-            self._held.append(tensors)
-        elif twice := self._places.keys() & tensors:
+        for name in tensors if self._named is not None else ():
+            where = self._named.get(name)
+            if where != file:
+                says = f"says it is in {where}" if where else "does not name it"
+                raise CorruptDataError(
+                    f"{place} holds the tensor {quoted(name)}, but the index {says}",
+                    tensor=name,
+                    rule="I1",
+                    path=place,
+                )
+        if twice := self._places.keys() & tensors:
             name = min(twice)
             raise DocumentError(
                 f"{self._places[name]} and {place} both hold the tensor {quoted(name)}",
@@ -233,20 +198,19 @@ class ShardCheck:
                 rule="I1",
                 path=place,
             )
-        else:
-            self._places.update(dict.fromkeys(tensors, place))
+        self._places.update(dict.fromkeys(tensors, place))
 
     def finish(self) -> None:
         """Raise CorruptDataError (rule I1) when the index names a tensor that no shard holds."""
-        if self._index is None or sum(map(len, self._held)) == len(self._index.weight_map):
-            return
-        name = min(self._index.weight_map.keys() - set().union(*self._held))
-        raise CorruptDataError(
-            f"the index says that {self._index.weight_map[name]} holds the tensor {quoted(name)},"
-            " but it does not",
-            tensor=name,
-            rule="I1",
-        )
+        named = self._named or {}
+        if missing := named.keys() - self._places.keys():
+            name = min(missing)
+            raise CorruptDataError(
+                f"the index says that {named[name]} holds the tensor {quoted(name)},"
+                " but it does not",
+                tensor=name,
+                rule="I1",
+            )
 
 
 @dataclass(slots=True)
@@ -263,11 +227,6 @@ class WeightSet:
     index: str | None = None
     single: str | None = None
     shards: list[str] = field(default_factory=list)
-
-    @property
-    def target(self) -> str | None:
-        """The set's index or single file; None for shards without an index."""
-        return self.index or self.single
 
 
 def weight_sets(names: Iterable[str]) -> list[WeightSet]:
@@ -287,10 +246,9 @@ def weight_sets(names: Iterable[str]) -> list[WeightSet]:
             found.single = name
         else:
             found.shards.append(name)
-    others = {name: found for name, found in sets.items() if not name.startswith(_TORCH_STEM)}
-    sets = others or sets
-    if _FIRST in sets:
-        return [sets[_FIRST]]
+    sets = {name: one for name, one in sets.items() if not name.startswith(_TORCH_STEM)} or sets
+    if "model" in sets:
+        return [sets["model"]]
     return [
         found for name, found in sets.items() if name.partition(".")[0] not in sets.keys() - {name}
     ]
@@ -319,8 +277,9 @@ def parts_of(name: str) -> list[str]:
     if not name.endswith(GGUF) or (match := SHARD_FILE.fullmatch(name)) is None:
         return [name]
     if (total := int(match["total"])) > MAX_SHARDS:
-        message = f"limit exceeded: {name} has {total:,} parts, at most {MAX_SHARDS:,}"
-        raise LimitExceededError(message)
+        raise LimitExceededError(
+            f"limit exceeded: {name} has {total:,} parts, at most {MAX_SHARDS:,}"
+        )
     (before, after), width = match.group("before", "after"), len(match["number"])
     parts = [f"{before}{one:0{width}}-of-{match['total']}{after}" for one in range(1, total + 1)]
     return parts if name in parts else [name]
@@ -363,9 +322,9 @@ def check_complete(folder: Folder, shards: Iterable[str]) -> None:
             f"{before}{number:0{width}}-of-{total}{after}" for number in range(1, int(total) + 1)
         )
         if missing := next((name for name in wanted if name not in present), None):
-            path = folder.place(missing)
             raise MissingFileError(
-                f"{folder.name} has {match[0]}, but {missing} is missing", path=path
+                f"{folder.name} has {match[0]}, but {missing} is missing",
+                path=folder.place(missing),
             )
 
 
@@ -395,7 +354,6 @@ _TRAINING = (
     "checkpoint-[0-9]*/",
     "global_step[0-9]*/",
 )
-_CACHES = ("__pycache__/", "*.pyc")
 
 HIDDEN = "hidden, so not part of the checkpoint"
 STORE = "a store of models, so not part of the checkpoint"
@@ -407,7 +365,7 @@ _BEYOND = f"beyond the {MAX_ENTRIES:,} files and folders that are read"
 _BY_PATTERN = (
     ("training state", _TRAINING),
     ("weights in another format", OTHER_WEIGHTS),
-    ("a cache", _CACHES),
+    ("a cache", ("__pycache__/", "*.pyc")),
 )
 _STORE = {"blobs", "manifests"}
 """The folders of a store: a checkpoint may be imported into a store in its own folder."""
@@ -569,10 +527,7 @@ def _reason_to_skip(name: str) -> str | None:
     last = name.rsplit("/", 2)[-2] + "/" if name.endswith("/") else name.rpartition("/")[2]
     if name.endswith(".safetensors") and "/" not in name:
         return NOT_NAMED
-    for reason, patterns in _BY_PATTERN:
-        if _is_any(last, patterns):
-            return reason
-    return None
+    return next((reason for reason, patterns in _BY_PATTERN if _is_any(last, patterns)), None)
 
 
 def weights_among(names: Iterable[str]) -> str | None:

@@ -307,7 +307,7 @@ class LocalFolder(Folder):
         A broken link or a FIFO is listed, and refused when it is opened.
         """
         with os_errors("list", self.path), os.scandir(self.path) as entries:
-            return sorted(entry.name for entry in entries if not _is_folder(entry))
+            return sorted(entry.name for entry in entries if not os.path.isdir(entry))  # noqa: PTH112
 
     def scan(self, prefix: str = "", most: int | None = None) -> list[Entry]:
         with os_errors("list", self.path / prefix), os.scandir(self.path / prefix) as found:
@@ -368,7 +368,7 @@ def _local_entry(homes: tuple[str, ...], entry: os.DirEntry[str]) -> Entry:
     """Return an entry of a folder on a disk; links may lead into ``homes``."""
     place, fault, found, failure = real_path(entry.path), None, None, None
     if entry.is_symlink():
-        if _is_folder(entry):
+        if os.path.isdir(entry):  # noqa: PTH112
             fault = "a link to a folder"
         elif not any(place.startswith(f"{home}{os.sep}") for home in homes):
             fault = "a link to a place outside of the checkpoint's folder"
@@ -378,15 +378,7 @@ def _local_entry(homes: tuple[str, ...], entry: os.DirEntry[str]) -> Entry:
             found = Found(status.st_size, FileIdentity(status))
     except OSError as error:  # in the Hugging Face cache: a download that was cut off
         failure = _missing(Path(entry.path), error)
-    is_folder = entry.is_dir(follow_symlinks=False)
-    return Entry(entry.name, place, is_folder, fault, found, failure)
-
-
-def _is_folder(entry: os.DirEntry[str]) -> bool:
-    try:
-        return entry.is_dir()
-    except OSError:  # a loop of links
-        return False
+    return Entry(entry.name, place, entry.is_dir(follow_symlinks=False), fault, found, failure)
 
 
 def _missing(path: Path, error: OSError | BlobStoreError) -> BlobStoreError:
@@ -418,8 +410,7 @@ class BucketFolder(Folder):
 
     @property
     def stem(self) -> str:
-        last = self.file or self.name.rpartition("/")[2]
-        return stem_of(last)
+        return stem_of(self.file or self.name.rpartition("/")[2])
 
     @property
     def key(self) -> str:
@@ -499,8 +490,7 @@ class BucketFolder(Folder):
         cancellation: Cancellation,
     ) -> None:
         check = partial(cancellation.check, self.place(name))
-        version = _version_of(identity)
-        self.bucket.get_into(relative_path(name), begin, buffer, version, check=check)
+        self.bucket.get_into(relative_path(name), begin, buffer, _version_of(identity), check=check)
 
 
 def _object_identity(state: ObjectState, place: str) -> WebIdentity:

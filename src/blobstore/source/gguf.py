@@ -191,8 +191,9 @@ class _Model:
         self, name: str, reason: str, hint: str = "Import the checkpoint that it was made from."
     ) -> UnsupportedSourceError:
         path = self.tensors.get(name, next(iter(self.tensors.values()))).file.path
-        text = f"{quoted(name)} of {path}: {reason}"
-        return UnsupportedSourceError(text, tensor=name, path=path, hint=hint)
+        return UnsupportedSourceError(
+            f"{quoted(name)} of {path}: {reason}", tensor=name, path=path, hint=hint
+        )
 
     def weights(self) -> Iterator[SourceWeight]:
         pairs = self.architecture == "gpt-oss"
@@ -207,8 +208,9 @@ class _Model:
                 at = number * (nbytes := tensor.nbytes // count)
                 part = replace(tensor, name=f"{name}[{number}]", shape=tensor.shape[1:])
                 part = replace(part, offset=tensor.offset + at, nbytes=nbytes)
-                shape = weight.shape[1:]
-                yield replace(weight, name=target.format(number), shape=shape, tensor=part)
+                yield replace(
+                    weight, name=target.format(number), shape=weight.shape[1:], tensor=part
+                )
             if not is_stack:
                 yield weight
 
@@ -229,8 +231,11 @@ class _Model:
             what = "vectors" if is_vector else "weights"
             raise self.refused(name, f"{what} of the type {kind} are not read")
         if kind not in FLOATS and kind not in KEPT and find_spec("gguf") is None:
-            reason = f"{kind} is dequantized by the gguf package, which is not installed"
-            raise self.refused(name, reason, install_hint("gguf"))
+            raise self.refused(
+                name,
+                f"{kind} is dequantized by the gguf package, which is not installed",
+                install_hint("gguf"),
+            )
         rank = (1 if is_vector else 2) + ("_exps." in name)
         fits = len(dims) == rank
         if "inp_shexp" in name:  # [cols] or [1, cols]
@@ -369,8 +374,9 @@ class Blocks(Coding):
             raise CodingError(f"a scale or a bias is not finite in {self.scale}")
         if not biases and (scales == _NAN).any():
             raise CodingError(f"an exponent is {_NAN}, which is not a number")
-        bias = biases[0] if biases else None
-        return QuantizedArray(words[groups].reshape(-1), scales, bias, None, quantization)
+        return QuantizedArray(
+            words[groups].reshape(-1), scales, biases[0] if biases else None, None, quantization
+        )
 
 
 def _parts(kind: str, blocks: Array) -> tuple[Array, ...]:

@@ -160,8 +160,10 @@ _BYTE_LEVEL: Final = {"type": "ByteLevel", "add_prefix_space": False, "trim_offs
 
 
 def _split(regex: str) -> tuple[Json, ...]:
-    step = {"type": "Split", "pattern": {"Regex": regex}, "behavior": "Isolated", "invert": False}
-    return step, {**_BYTE_LEVEL, "use_regex": False}
+    return (
+        {"type": "Split", "pattern": {"Regex": regex}, "behavior": "Isolated", "invert": False},
+        {**_BYTE_LEVEL, "use_regex": False},
+    )
 
 
 class _Pre(NamedTuple):
@@ -269,8 +271,10 @@ def documents_of(header: GgufHeader, path: str, read: ReadFloats) -> dict[str, b
 
 def _config(source: _Source, read: ReadFloats) -> Json:
     tensors, arch = source.header.tensors, source.architecture
-    template = {**_COMMON, **_CONFIGS[arch]}
-    made = {key: source.get(one) if isinstance(one, _Key) else one for key, one in template.items()}
+    made = {
+        key: source.get(one) if isinstance(one, _Key) else one
+        for key, one in {**_COMMON, **_CONFIGS[arch]}.items()
+    }
     heads, layers = made["num_attention_heads"], made["num_hidden_layers"]
     embedding, width = tensors.get("token_embd.weight"), made["hidden_size"] // heads
     if not (embedding and embedding.dims) or layers > len(tensors):
@@ -518,8 +522,16 @@ def _vocabulary(source: _Source, rows: int) -> _Vocabulary:
 
 
 def _bpe(numbers: Mapping[str, int], merges: Sequence[str], **settings: Any) -> Json:
-    fixed = dict.fromkeys(
-        ("dropout", "unk_token", "continuing_subword_prefix", "end_of_word_suffix")
-    )
-    flags = dict.fromkeys(("fuse_unk", "byte_fallback", "ignore_merges"), False)
-    return {"type": "BPE", **fixed, **flags, **settings, "vocab": numbers, "merges": merges}
+    return {
+        "type": "BPE",
+        "dropout": None,
+        "unk_token": None,
+        "continuing_subword_prefix": None,
+        "end_of_word_suffix": None,
+        "fuse_unk": False,
+        "byte_fallback": False,
+        "ignore_merges": False,
+        **settings,
+        "vocab": numbers,
+        "merges": merges,
+    }

@@ -36,7 +36,15 @@ from blobstore.formats.safetensors.header import Header
 from blobstore.io.budget import Budget, Cancellation
 from blobstore.io.workers import run_in_pool
 from blobstore.names import file_name
-from blobstore.source.adapters import CONFIG as ADAPTER, MLX_FILE, PEFT_FILE, adapted_weights
+from blobstore.source.adapters import (
+    CONFIG as ADAPTER,
+    MLX_FILE,
+    PEFT_FILE,
+    adapted_weights,
+    adapter_among,
+    adapter_error,
+    are_adapters,
+)
 from blobstore.source.addresses import Source, folder_or_file, open_folder
 from blobstore.source.assembly import source_weights
 from blobstore.source.files import (
@@ -44,9 +52,6 @@ from blobstore.source.files import (
     ShardCheck,
     ShardIndex,
     WeightSet,
-    adapter_among,
-    adapter_error,
-    are_adapters,
     check_complete,
     folder_with_weights,
     gguf_sets,
@@ -211,8 +216,9 @@ def _with_documents(inventory: Inventory, folder: Folder) -> Inventory:
     folder.budget = Budget(folder.name)
     documents, config = _documents(folder, names := _names(folder))
     if config is None:
-        message = f"{folder.name} has no {CONFIG_NAME}"
-        raise MissingFileError(message, path=folder.place(CONFIG_NAME))
+        raise MissingFileError(
+            f"{folder.name} has no {CONFIG_NAME}", path=folder.place(CONFIG_NAME)
+        )
     kept, _ = other_files(folder, [*documents, *(name for name in names if is_index(name))])
     indexes = [file for file in inventory.kept if is_index(file.name)]  # they are the weights'
     replaced = {*inventory.documents, *(file.name for file in inventory.kept)}
@@ -268,11 +274,7 @@ def _read_single(folder: Folder, name: str) -> Inventory:
         raise
     if adapter_among([name]) or are_adapters(read[0][1].tensors):
         raise adapter_error(folder.place(name))
-    files, header = tuple(file for file, _ in read), joined_header(read)
-    tensors = _tensors(read)
-    states = _read_states(folder, tensors)
-    path = folder.place(name)
-    return Inventory(path, folder, files, tensors, {}, None, states=states, header=header)
+    return _inventory_of(folder, folder.place(name), read, {}, None)
 
 
 def _read_folder(
@@ -294,13 +296,22 @@ def _read_folder(
     if chosen[0].endswith(TORCH_SUFFIXES):  # an export has no files of the names in its index
         read_names |= {name for name in names if is_index(name)}
     kept, left_out = other_files(folder, read_names, without)
-    files, header = tuple(file for file, _ in read), joined_header(read)
-    tensors = _tensors(read)
+    whole = _inventory_of(folder, folder.name, read, documents, config)
+    return replace(whole, kept=kept, left_out=left_out)
+
+
+def _inventory_of(
+    folder: Folder,
+    path: str,
+    read: list[tuple[SourceFile, Header]],
+    documents: Mapping[str, bytes],
+    config: SourceConfig | None,
+) -> Inventory:
+    files, header, tensors = tuple(file for file, _ in read), joined_header(read), _tensors(read)
     if config is not None:
         tensors = _without_tied(tensors, config)
     states = _read_states(folder, tensors)
-    whole = Inventory(folder.name, folder, files, tensors, documents, config, kept, left_out)
-    return replace(whole, states=states, header=header)
+    return Inventory(path, folder, files, tensors, documents, config, states=states, header=header)
 
 
 def _choose(folder: Folder, names: list[str]) -> WeightSet:
@@ -319,7 +330,8 @@ def _choose(folder: Folder, names: list[str]) -> WeightSet:
             hint=_weights_hint(folder, names),
         )
     if len(sets) > 1:
-        files = [folder.place(found.target) for found in sets if found.target is not None]
+        # The index or the single file; shards without an index are several files.
+        files = [folder.place(file) for one in sets if (file := one.index or one.single)]
         raise UnsupportedSourceError(
             f"{folder.name} has several sets of weights: {', '.join(found.name for found in sets)}",
             path=folder.name,

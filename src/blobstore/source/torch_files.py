@@ -78,8 +78,9 @@ def torch_header(reader: OpenReader, budget: Budget) -> Header:
     try:
         import torch
     except ImportError as error:
-        hint = install_hint("torch")
-        raise UsageError(f"{reader.name} needs torch", path=reader.name, hint=hint) from error
+        raise UsageError(
+            f"{reader.name} needs torch", path=reader.name, hint=install_hint("torch")
+        ) from error
     try:
         file = io.BufferedReader(_File(reader), _BUFFER)
         records = _checked_records(file, budget)

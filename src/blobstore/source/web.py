@@ -142,8 +142,7 @@ class WebFolder(Folder):
 
     @cached_property
     def _likely(self) -> list[Entry]:
-        urls = [self.url(name) for name in LIKELY]
-        with self._remote.at_once(urls, self._entry, self.budget) as entries:
+        with self._remote.at_once([*map(self.url, LIKELY)], self._entry, self.budget) as entries:
             present = [entry for entry in entries if entry is not None]
         return sorted(present, key=lambda entry: entry.name)
 
@@ -207,8 +206,7 @@ class WebFolder(Folder):
         def work(url: str, limits: RequestLimits) -> bytes:
             return self._remote.read_page(url, limit, limits)[0]
 
-        urls = [self.url(name) for name in names]
-        with self._remote.at_once(urls, work, self.budget) as read:
+        with self._remote.at_once([*map(self.url, names)], work, self.budget) as read:
             documents = dict(zip(names, read, strict=True))
         for name, data in documents.items():
             self._take_text(len(data), name)
