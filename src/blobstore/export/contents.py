@@ -214,9 +214,11 @@ def plan_checkpoint(checkpoint: Checkpoint, options: ExportOptions) -> ExportPla
                 raise UnsupportedSourceError(
                     f"two arrays would have the name {quoted(array.name)}", tensor=array.weight
                 )
-    shards = _plan_shards(checkpoint, arrays, options)
-    documents = _plan_documents(checkpoint, options, quantization)
-    return shards + documents + ExportPlan(notes=notes)
+    return (
+        _plan_shards(checkpoint, arrays, options)
+        + _plan_documents(checkpoint, options, quantization)
+        + ExportPlan(notes=notes)
+    )
 
 
 def _plan_documents(

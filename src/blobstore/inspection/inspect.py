@@ -39,6 +39,7 @@ from blobstore.inspection.inspection import (
 from blobstore.io.ranges import UNKNOWN_SIZE
 from blobstore.names import ModelName
 from blobstore.source.addresses import (
+    FILE_ENDS,
     Source,
     folder_or_file,
     is_address,
@@ -62,12 +63,11 @@ from blobstore.source.files import (
     read_index,
     weight_sets,
 )
-from blobstore.source.folders import GGUF, SUFFIX, Folder, LocalFolder
+from blobstore.source.folders import SUFFIX, Folder, LocalFolder
 from blobstore.store.places import StorePlace, opened_store
 from blobstore.store.ports import Readable
 
 _PATH_MARKS = ("/", "./", "../", "~")
-_PATH_ENDS = (SUFFIX, GGUF, ".json")
 _MOST_NAMES = 3
 Groups = Sequence[tuple[InspectedFile, ...]]
 """Files that count: no two files of a group have a tensor of one name."""
@@ -107,7 +107,7 @@ def inspect(
 
 def model_named(text: str) -> ModelName | None:
     """Return the stored model that a text names; None for an address and for what is a path."""
-    is_path = text.startswith(_PATH_MARKS) or text in (".", "..") or text.endswith(_PATH_ENDS)
+    is_path = text.startswith(_PATH_MARKS) or text in (".", "..") or text.endswith(FILE_ENDS)
     if is_path or is_address(text) or os.path.lexists(text):
         return None
     try:

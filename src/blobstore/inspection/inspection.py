@@ -87,8 +87,9 @@ def count_tensors(
 
     ``notes`` gets a sentence for each kind of weight that is counted as it is stored.
     """
-    if any(isinstance(file.header, GgufHeader) for file in files):
-        return [tensor for file in files for tensor in _block_tensors(file)]
+    ggufs = [(file.name, file.header) for file in files if isinstance(file.header, GgufHeader)]
+    if ggufs:
+        return [tensor for named in ggufs for tensor in _block_tensors(*named)]
     # Once: a header makes its entries as they are asked for.
     pairs = [(file, dict(file.header.tensors)) for file in files]
     entries = {name: entry for _, own in pairs for name, entry in own.items()}
@@ -110,17 +111,23 @@ def count_tensors(
     return tensors
 
 
-def _block_tensors(file: InspectedFile) -> Iterator[LogicalTensor]:
+def _block_tensors(file: str, header: GgufHeader) -> Iterator[LogicalTensor]:
     """Yield the tensors of a GGUF file."""
-    if not isinstance(file.header, GgufHeader):
-        return
-    for name, tensor in file.header.tensors.items():
+    for name, tensor in header.tensors.items():
         dtype, kind = tensor.dtype, tensor.type
         is_plain = dtype.value == kind.name
         packing = None if is_plain else Packing(kind.name, 8 * kind.block_nbytes / kind.block)
-        sizes = parameters_of(tensor.dims), tensor.nbytes
-        form = None if is_plain else "GGUF"
-        yield LogicalTensor(name, dtype, tensor.dims, *sizes, file.name, (name,), packing, form)
+        yield LogicalTensor(
+            name,
+            dtype,
+            tensor.dims,
+            tensor.parameters,
+            tensor.nbytes,
+            file,
+            (name,),
+            packing,
+            None if is_plain else "GGUF",
+        )
 
 
 def stored_tensor(weight: StoredTensor, file: str) -> LogicalTensor:
@@ -130,9 +137,16 @@ def stored_tensor(weight: StoredTensor, file: str) -> LogicalTensor:
         kind = weight.quantization.quant_type
         packing, form = Packing(kind.value, kind.bits, weight.quantization.group_size), "Ollama"
     parts = tuple(weight.name + suffix for suffix in weight.entries)
-    sizes = (weight.parameters, weight.nbytes)
     return LogicalTensor(
-        weight.name, weight.dtype, weight.shape, *sizes, file, parts, packing, form
+        weight.name,
+        weight.dtype,
+        weight.shape,
+        weight.parameters,
+        weight.nbytes,
+        file,
+        parts,
+        packing,
+        form,
     )
 
 

@@ -43,6 +43,7 @@ from blobstore.io.durable import (
     create_file,
     os_errors,
     remove_if_there,
+    removed_after_an_error,
     sync,
     sync_folder,
     write_all_at,
@@ -292,7 +293,7 @@ def _rewrite(
     # One name, used only by the holder of the file's lock: the next edit removes the rest of a
     # killed one.
     new = path.with_name(f".{path.name}.blobstore-new")
-    try:
+    with removed_after_an_error(new):
         with os_errors("create", new):
             remove_if_there(new)
             target = create_file(new)
@@ -311,10 +312,6 @@ def _rewrite(
         source.check_unchanged()
         with os_errors("replace", path):
             new.rename(path)
-    except BaseException:
-        with suppress(OSError):
-            remove_if_there(new)
-        raise
     with os_errors("replace", path):
         sync_folder(path.parent)
     return nbytes

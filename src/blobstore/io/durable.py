@@ -407,7 +407,7 @@ def replace_file(
     """
     written = temporary or path.with_name(f"{path.name}.{os.urandom(8).hex()}")
     write_new_file(written, data, mode=mode, syncs=syncs)
-    with _removed_after_an_error(written):
+    with removed_after_an_error(written):
         written.rename(path)
 
 
@@ -424,14 +424,15 @@ def check_regular(path: str | os.PathLike[str]) -> None:
 def write_new_file(path: Path, data: bytes, *, mode: int = FILE_MODE, syncs: bool = False) -> None:
     """Write a file that must not exist; none is left if that fails. As `replace_file`."""
     fd = create_file(path, mode=mode)
-    with _removed_after_an_error(path), os.fdopen(fd, "wb") as file:
+    with removed_after_an_error(path), os.fdopen(fd, "wb") as file:
         write_all_at(file.fileno(), 0, memoryview(data))
         if syncs:
             sync(file.fileno())
 
 
 @contextmanager
-def _removed_after_an_error(path: Path) -> Iterator[None]:
+def removed_after_an_error(path: Path) -> Iterator[None]:
+    """Remove the file at ``path`` if the block fails."""
     try:
         yield
     except BaseException:

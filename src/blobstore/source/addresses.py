@@ -52,10 +52,8 @@ _ADDRESS = re.compile(
     r"(?P<scheme>[A-Za-z][A-Za-z0-9+.-]+):/{1,2}(?P<rest>.*)", re.ASCII | re.DOTALL
 )
 """The scheme has one slash if the text was a `Path`."""
-_HUB_HOST = re.compile(r"^(?:hf|huggingface)\.co/")
-_FILE_ENDS = (SUFFIX, GGUF, ".json")
+FILE_ENDS = (SUFFIX, GGUF, ".json")
 _READ = ("http", "https", "hf", *CLOUDS)
-_LONGEST_REF = 1024
 _SHOWN = 5
 
 
@@ -177,11 +175,11 @@ def absent(source: str) -> NotFoundError:
     """
     from blobstore.source.web import HubTarget, is_repository
 
-    hint, repository = None, _HUB_HOST.sub("", source)
+    hint, repository = None, source.removeprefix("hf.co/").removeprefix("huggingface.co/")
     # A path in a folder that exists is misspelt.
     is_near = os.path.isdir(os.path.dirname(source))  # noqa: PTH112, PTH120
     may_be_one = "/" in repository and is_repository(repository) and not is_near
-    if may_be_one and not source.endswith(_FILE_ENDS):
+    if may_be_one and not source.endswith(FILE_ENDS):
         hint = f"A model of the Hugging Face Hub is {HubTarget(repository, MAIN, '')}."
     return MissingFileError(f"no file or folder at {source}", path=source, hint=hint)
 
@@ -199,8 +197,7 @@ def snapshot_in(folder: Path) -> Path:
             return folder
         present = sorted(path.name for path in snapshots.iterdir() if path.is_dir())
     try:
-        raw = LocalFolder(folder / "refs").read(MAIN, _LONGEST_REF)
-        wanted = [raw.decode(errors="replace").strip()]
+        wanted = [LocalFolder(folder / "refs").read(MAIN, 1024).decode(errors="replace").strip()]
     except NotFoundError:
         wanted = present
     if len(wanted) == 1 and wanted[0] in present:

@@ -180,8 +180,8 @@ class ShardCheck:
         Raises: CorruptDataError (rule I1) when it and the index disagree, DocumentError (rule I1)
         when another shard has one of its tensors.
         """
-        for name in tensors if self._named is not None else ():
-            where = self._named.get(name)
+        for name in tensors:
+            where = file if self._named is None else self._named.get(name)
             if where != file:
                 says = f"says it is in {where}" if where else "does not name it"
                 raise CorruptDataError(

@@ -47,8 +47,7 @@ _ATTENTION = {
     "attn_output": "self_attn.o_proj",
 }
 _NORMS = _ATTENTION | {"ffn_norm": "post_attention_layernorm"}
-_DENSE = {f"ffn_{part}": f"mlp.{part}_proj" for part in ("gate", "up", "down")}
-_COMMON = _NORMS | _DENSE
+_COMMON = _NORMS | {f"ffn_{part}": f"mlp.{part}_proj" for part in ("gate", "up", "down")}
 _QK_NORMS = {"attn_q_norm": "self_attn.q_norm", "attn_k_norm": "self_attn.k_norm"}
 _EXPERTS = {"ffn_gate_inp": "mlp.gate"} | {
     f"ffn_{part}_exps": f"mlp.experts.{{}}.{part}_proj" for part in ("gate", "up", "down")
@@ -61,20 +60,6 @@ _FOUR_NORMS = {
     "ffn_norm": "pre_feedforward_layernorm",
     "post_ffw_norm": "post_feedforward_layernorm",
 }
-_PHI3 = {
-    "attn_qkv": "self_attn.qkv_proj",
-    "ffn_up": "mlp.gate_up_proj",
-    "ffn_down": "mlp.down_proj",
-}
-_GPT_OSS = {
-    "post_attention_norm": "post_attention_layernorm",
-    "attn_sinks.weight": "self_attn.sinks",
-    "ffn_gate_inp": "mlp.router",
-    "ffn_gate_exps": "mlp.experts.gate_up_proj",
-    "ffn_gate_exps.bias": "mlp.experts.gate_up_proj_bias",
-    "ffn_down_exps": "mlp.experts.down_proj",
-    "ffn_down_exps.bias": "mlp.experts.down_proj_bias",
-}
 _ARCHITECTURES = {
     "llama": _COMMON,
     "qwen2": _COMMON,
@@ -83,8 +68,22 @@ _ARCHITECTURES = {
     "qwen3moe": _NORMS | _QK_NORMS | _EXPERTS,
     "gemma2": _COMMON | _FOUR_NORMS,
     "gemma3": _COMMON | _QK_NORMS | _FOUR_NORMS,
-    "phi3": _NORMS | _PHI3,
-    "gpt-oss": _ATTENTION | _GPT_OSS,
+    "phi3": _NORMS
+    | {
+        "attn_qkv": "self_attn.qkv_proj",
+        "ffn_up": "mlp.gate_up_proj",
+        "ffn_down": "mlp.down_proj",
+    },
+    "gpt-oss": _ATTENTION
+    | {
+        "post_attention_norm": "post_attention_layernorm",
+        "attn_sinks.weight": "self_attn.sinks",
+        "ffn_gate_inp": "mlp.router",
+        "ffn_gate_exps": "mlp.experts.gate_up_proj",
+        "ffn_gate_exps.bias": "mlp.experts.gate_up_proj_bias",
+        "ffn_down_exps": "mlp.experts.down_proj",
+        "ffn_down_exps.bias": "mlp.experts.down_proj_bias",
+    },
 }
 _PERMUTED = {"attn_q": "attention.head_count", "attn_k": "attention.head_count_kv"}
 _LEFT_OUT = {"rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight"}
@@ -205,9 +204,14 @@ class _Model:
             weight = self.weight(target, name, described)
             count, tensor = described.dims[0] if is_stack else 0, weight.tensor
             for number in range(count):
-                at = number * (nbytes := tensor.nbytes // count)
-                part = replace(tensor, name=f"{name}[{number}]", shape=tensor.shape[1:])
-                part = replace(part, offset=tensor.offset + at, nbytes=nbytes)
+                nbytes = tensor.nbytes // count
+                part = replace(
+                    tensor,
+                    name=f"{name}[{number}]",
+                    shape=tensor.shape[1:],
+                    offset=tensor.offset + number * nbytes,
+                    nbytes=nbytes,
+                )
                 yield replace(
                     weight, name=target.format(number), shape=weight.shape[1:], tensor=part
                 )

@@ -180,13 +180,16 @@ class _Pre(NamedTuple):
 
 _GPT2: Json = {**_BYTE_LEVEL, "use_regex": True}
 _LLAMA3 = _Pre(_split(_BY_CLASS % r"\p{N}{1,3}"), whole=True, add_bos=True)
-_QWEN2 = _Pre(_split(_BY_CLASS % r"\p{N}"), {"type": "NFC"})
-_GPT4O = _Pre(_split(_BY_CASE % (f"{_ENDINGS}?", f"{_ENDINGS}?", r"\p{N}{1,3}")))
 _PRE: Final = {
     **dict.fromkeys(("llama-bpe", "llama3", "llama-v3", "falcon3"), _LLAMA3),
     **dict.fromkeys(("dbrx", "smaug-bpe"), _Pre(_LLAMA3.steps)),
-    **dict.fromkeys(("qwen2", "deepseek-r1-qwen"), _QWEN2),
-    **dict.fromkeys(("gpt-4o", "llama4"), _GPT4O),
+    **dict.fromkeys(
+        ("qwen2", "deepseek-r1-qwen"), _Pre(_split(_BY_CLASS % r"\p{N}"), {"type": "NFC"})
+    ),
+    **dict.fromkeys(
+        ("gpt-4o", "llama4"),
+        _Pre(_split(_BY_CASE % (f"{_ENDINGS}?", f"{_ENDINGS}?", r"\p{N}{1,3}"))),
+    ),
     **dict.fromkeys(("gpt-2", "phi-2"), _Pre((_GPT2,))),
     "tekken": _Pre(_split(_BY_CASE % ("", "", r"\p{N}")), whole=True, add_bos=True),
     "smollm": _Pre(({"type": "Digits", "individual_digits": True}, _GPT2)),
@@ -424,16 +427,18 @@ class _Vocabulary(NamedTuple):
         }
 
     def _by_scores(self, numbers: Mapping[str, int]) -> Json:
-        said = self.source.find("tokenizer.ggml.add_space_prefix", bool)
-        begins = [{"type": "Prepend", "prepend": "▁"}] if said in (None, True) else []
+        adds = self.source.find("tokenizer.ggml.add_space_prefix", bool) is not False
+        begins = [{"type": "Prepend", "prepend": "▁"}] if adds else []
         strips = [{"type": "Strip", "content": " ", "start": 1, "stop": 0}] if begins else []
         spaces = {"type": "Replace", "pattern": {"String": " "}, "content": "▁"}
         back = {"type": "Replace", "pattern": {"String": "▁"}, "content": " "}
-        decoders = [back, {"type": "ByteFallback"}, {"type": "Fuse"}, *strips]
         return {
             "normalizer": {"type": "Sequence", "normalizers": [*begins, spaces]},
             "pre_tokenizer": None,
-            "decoder": {"type": "Sequence", "decoders": decoders},
+            "decoder": {
+                "type": "Sequence",
+                "decoders": [back, {"type": "ByteFallback"}, {"type": "Fuse"}, *strips],
+            },
             "model": _bpe(
                 numbers,
                 self._merges(numbers),

@@ -194,13 +194,10 @@ def read_model(
     return replace(inventory, documents=documents, config=parsed)
 
 
-_MAX_FLOATS = 2**20
-
-
 def _floats(inventory: Inventory, name: str) -> list[float]:
     """Return the values of a small F32 tensor of a GGUF model."""
     tensor = inventory.tensors[name]
-    if tensor.dtype is not DType.F32 or tensor.nbytes > _MAX_FLOATS:
+    if tensor.dtype is not DType.F32 or tensor.nbytes > 2**20:
         raise UnsupportedSourceError(
             f"{quoted(name)} is {tensor.dtype} {list(tensor.shape)}, and F32 and small is needed",
             tensor=name,
@@ -221,14 +218,16 @@ def _with_documents(inventory: Inventory, folder: Folder) -> Inventory:
         )
     kept, _ = other_files(folder, [*documents, *(name for name in names if is_index(name))])
     indexes = [file for file in inventory.kept if is_index(file.name)]  # they are the weights'
-    replaced = {*inventory.documents, *(file.name for file in inventory.kept)}
-    replaced -= {file.name for file in indexes}
+    kept_names = {file.name for file in inventory.kept if not is_index(file.name)}
     return replace(
         inventory,
         documents=documents,
         config=config,
         kept=tuple(sorted([*kept, *indexes], key=lambda file: file.name)),
-        left_out=(*inventory.left_out, *(Omission(name, _REPLACED) for name in sorted(replaced))),
+        left_out=(
+            *inventory.left_out,
+            *(Omission(name, _REPLACED) for name in sorted({*inventory.documents, *kept_names})),
+        ),
         config_folder=folder,
     )
 
