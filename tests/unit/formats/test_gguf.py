@@ -24,8 +24,8 @@ def test_a_header_is_read() -> None:
     header = gguf_header(BytesReader(FILE.raw))
     assert header.values == dict(FILE.metadata)
     light = gguf_header(BytesReader(FILE.raw), arrays=False)
-    values: dict[str, object] = {**dict(FILE.metadata), "tokens": []}
-    assert light == replace(header, values=values)
+    values: dict[str, object] = {str(key): value for key, value in FILE.metadata}
+    assert light == replace(header, values=values | {"tokens": []})
     head = header.tensors["output.weight"]
     assert (head.type.name, head.dims, head.nbytes) == ("Q8_0", (2, 64), 136)
     assert (head.begin, head.shape) == (512, (2, 68))
