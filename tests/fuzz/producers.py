@@ -227,13 +227,13 @@ def main() -> int:
     parser.add_argument("--variants", type=int, default=5000)
     parser.add_argument("--replay", type=int, metavar="NUMBER")
     given = parser.parse_args()
-    limit = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 + MOST_BYTES
-    resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
     numbers = range(given.variants)
     if given.replay is not None:
         numbers = range(given.replay, given.replay + 1)
     faults = 0
     for producer in given.producers:
+        limit = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 + MOST_BYTES
+        resource.setrlimit(resource.RLIMIT_DATA, (limit, resource.RLIM_INFINITY))
         report = Report()
         with tempfile.TemporaryDirectory(prefix="producers-") as work:
             for number, report in run(producer, numbers, Path(work)):
