@@ -224,13 +224,12 @@ def _check(given: dict[str, Any]) -> None:
     """Raise UsageError, with its flag, for an invalid option."""
     from blobstore.mlx_lm.sampling_settings import read_field
 
-    hint = "blobstore run --help shows the usage."
     for name, value in given.items():
         try:
             if value is not None:
                 read_field(name, value, flag_of(name))
         except UsageError as error:
-            raise UsageError(error.message, hint=hint) from None
+            raise error.about(hint="blobstore run --help shows the usage.") from None
 
 
 @contextmanager
@@ -505,8 +504,9 @@ def serve(
         import starlette  # noqa: F401
         import uvicorn  # noqa: F401
     except ImportError as error:
-        hint = install_hint("web")
-        raise UsageError("starlette and uvicorn are not installed", hint=hint) from error
+        raise UsageError(
+            "starlette and uvicorn are not installed", hint=install_hint("web")
+        ) from error
     from blobstore.web.application import Hosts, application, check_address, serve_at
     from blobstore.web.distribution import distribution_routes
 
@@ -538,11 +538,10 @@ def serve(
 
 def _check_names(hosts: Iterable[str], origins: Iterable[str]) -> None:
     """Raise UsageError for names that no request could ever have."""
-    for host in hosts:
-        if _HOST.fullmatch(host) is None:
-            message = f"--allowed-host: {quoted(host)} is not a host name"
-            raise UsageError(message, hint="Write it without scheme and port, as models.example.")
-    for origin in origins:
-        if _ORIGIN.fullmatch(origin) is None:
-            message = f"--allow-origin: {quoted(origin)} is not an origin"
-            raise UsageError(message, hint="Write SCHEME://HOST[:PORT], or * for all.")
+    for flag, names, pattern, what, hint in (
+        ("--allowed-host", hosts, _HOST, "a host name", "without scheme and port"),
+        ("--allow-origin", origins, _ORIGIN, "an origin", "as SCHEME://HOST[:PORT], or * for all"),
+    ):
+        for name in names:
+            if pattern.fullmatch(name) is None:
+                raise UsageError(f"{flag}: {quoted(name)} is not {what}", hint=f"Write it {hint}.")

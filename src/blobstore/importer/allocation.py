@@ -172,8 +172,7 @@ def measure(
             return errors
 
         workers = max(jobs, min(AT_ONCE, fetcher.at_once)) if is_far else jobs
-        stop = _Cancelling(fetcher)
-        errors = results_of(questions, answer, workers, name="measure", stop=stop)
+        errors = results_of(questions, answer, workers, name="measure", stop=_Cancelling(fetcher))
         readers.check_unchanged()
     return errors
 

@@ -107,8 +107,9 @@ class _Batch(Document):
         seen: set[tuple[str, ...]] = set()
         for number, model in enumerate(fields["model"]):
             if model.model_name.folded in seen:
-                message = f"two models have the name {model.model_name}"
-                raise InvalidError(message, "model", number, "name")
+                raise InvalidError(
+                    f"two models have the name {model.model_name}", "model", number, "name"
+                )
             seen.add(model.model_name.folded)
         return fields
 

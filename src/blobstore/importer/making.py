@@ -113,15 +113,18 @@ class RunMaker:
         ]
         column = step.start % source.shape[-1]
         choice = ScaleChoice(options.method, options.importance_of(source.name), column, factor)
-        parts = stored_parts(arrays, output.quantization)
-        bad = kernels.quantize_into(values, parts, choice)
+        bad = kernels.quantize_into(values, stored_parts(arrays, output.quantization), choice)
         if bad < 0:
             return
         if not math.isfinite(values[bad]):
             raise non_finite(source, step.start + bad, values[bad])
         # MLX stores such a scale as infinity, and the group would come back as NaN.
-        what = f"the first of a group whose range is too large for a {dtype_of(values)} scale"
-        raise _error_at(UnsupportedSourceError, source, step.start + bad, what)
+        raise _error_at(
+            UnsupportedSourceError,
+            source,
+            step.start + bad,
+            f"the first of a group whose range is too large for a {dtype_of(values)} scale",
+        )
 
     def _cast_values(
         self, output: OutputTensor, source: SourceWeight, start: int, count: int
@@ -271,9 +274,13 @@ def runs_of(blob: PlannedBlob) -> Iterator[Run]:
 
 def _merge(pieces: Sequence[Run]) -> Run:
     last = pieces[-1]
-    steps = tuple([step for piece in pieces for step in piece.steps])
-    read = sum([piece.source_bytes for piece in pieces])
-    return Run(pieces[0].begin, last.end, last.gap, steps, read)
+    return Run(
+        pieces[0].begin,
+        last.end,
+        last.gap,
+        tuple([step for piece in pieces for step in piece.steps]),
+        sum([piece.source_bytes for piece in pieces]),
+    )
 
 
 def _pieces(blob: PlannedBlob) -> Iterator[Run]:

@@ -95,22 +95,23 @@ def own_document(
     """
     own = [one for one in coverage.files.left_out if one.reason not in NOT_ITS_OWN]
     coverage = replace(coverage, files=replace(coverage.files, left_out=tuple(own)))
-    drafted = None
-    if draft is not None:
-        quant = options.draft_type and options.draft_type.value
-        drafted = RecordedDraft(quant=quant, sources=_file_records(draft))
-    merged = None
-    if (adapter := inventory.adapter) is not None:
-        config, revision = Digest.of(adapter.documents[CONFIG]), adapter.folder.revision
-        merged = RecordedAdapter(revision=revision, config=config, sources=_file_records(adapter))
+    quant, adapter = options.draft_type and options.draft_type.value, inventory.adapter
     return Provenance(
         version=1,
         revision=inventory.folder.revision,
         options=options.record,
         sources=_file_records(inventory),
         coverage=coverage,
-        draft=drafted,
-        adapter=merged,
+        draft=RecordedDraft(quant=quant, sources=_file_records(draft))
+        if draft is not None
+        else None,
+        adapter=RecordedAdapter(
+            revision=adapter.folder.revision,
+            config=Digest.of(adapter.documents[CONFIG]),
+            sources=_file_records(adapter),
+        )
+        if adapter is not None
+        else None,
     ).encode(inventory.path)
 
 
@@ -247,9 +248,8 @@ def experts_note(
     asked: Experts | None,
 ) -> Iterator[str]:
     """Yield a note about the form of experts that was ``asked`` for, or that Ollama needs."""
-    if config is None or not needs_stacked_experts(config):
-        return
-    if not any(stacked_group_of(source.name) for blob in blobs for source in blob.sources):
+    names = (source.name for blob in blobs for source in blob.sources)
+    if config is None or not needs_stacked_experts(config) or not any(map(stacked_group_of, names)):
         return
     if asked is Experts.PACKED:
         yield (
@@ -350,9 +350,8 @@ def _unquantized(tensors: Iterable[OutputTensor]) -> Iterator[tuple[int, str]]:
             kinds[_NUMBER.sub("N", tensor.name), tensor.kept].append(tensor)
     for (name, reason), members in kinds.items():
         nbytes = sum(tensor.nbytes for tensor in members)
-        count, shown = f"{len(members):,} tensors, ", name
-        if len(members) == 1:
-            count, shown = "", members[0].name
+        is_one = len(members) == 1
+        count, shown = ("", members[0].name) if is_one else (f"{len(members):,} tensors, ", name)
         yield nbytes, f"{quoted(shown)} ({count}{nbytes:,} bytes) {reason}"
 
 

@@ -154,10 +154,12 @@ class ImportOptions:
 
         Raises: KeyError, TypeError, ValueError, AttributeError, BlobStoreError for invalid ones.
         """
-        groups = parse_groups(record["groups"])
-        rules = tuple(map(Rule.parse, record["rules"]))
-        experts = _experts(record["experts"])
-        options = replace(cls._of(record), groups=groups, rules=rules, experts=experts)
+        options = replace(
+            cls._of(record),
+            groups=parse_groups(record["groups"]),
+            rules=tuple(map(Rule.parse, record["rules"])),
+            experts=_experts(record["experts"]),
+        )
         for key, value in options.record.items():
             if record[key] != value and key != "importance":
                 raise ValueError(f"{key} is not what an import records")

@@ -235,8 +235,9 @@ class PlannedBlob:
     @property
     def header(self) -> bytes:
         """The bytes before the data: length prefix, canonical JSON, padding."""
-        alignment = self.options.header_alignment(self.data_size)
-        return encode_header(self.entries, self.metadata, alignment)
+        return encode_header(
+            self.entries, self.metadata, self.options.header_alignment(self.data_size)
+        )
 
     @property
     def size(self) -> int:

@@ -382,9 +382,8 @@ class _Chooser:
         rule = self.rule_for(laid_out)
         if rule is not None:
             return self.quantize_tensor(tensor, self.options.quantization_of(rule))
-        if policy is None:
-            return self.quantize_tensor(tensor, None)
-        return self.quantize_tensor(tensor, policy.quantization(tensor.name, laid_out.shape))
+        wanted = None if policy is None else policy.quantization(tensor.name, laid_out.shape)
+        return self.quantize_tensor(tensor, wanted)
 
     def _why_kept(self, tensor: OutputTensor) -> str | None:
         if self.keeps_by_rule(tensor):

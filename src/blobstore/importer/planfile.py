@@ -211,9 +211,12 @@ def decode_plan(
     what = f"the plan {os.fspath(path)}"
     document, options = _parse(raw, what)
     try:
-        draft = None
-        if document.draft is not None:
-            draft = document.draft.inventory(open_source(document.draft.address), open_source)
+        drafted = document.draft
+        draft = (
+            drafted.inventory(open_source(drafted.address), open_source)
+            if drafted is not None
+            else None
+        )
         place = document.source.address if source is None else source
         opened = open_source(place) if isinstance(place, str) else place
         without = draft.folder if draft is not None else None
@@ -228,8 +231,12 @@ def decode_plan(
     if _decisions(plan) == document.decisions:
         return replace(plan, relative_errors=document.relative_errors, notes=document.notes)
     if document.blobstore != __version__:
-        made = f"was made by blobstore {document.blobstore}, and {__version__} decides differently"
-        raise DocumentError(f"{what} {made} (rule {RULE})", rule=RULE, hint=_AGAIN)
+        raise DocumentError(
+            f"{what} was made by blobstore {document.blobstore}, and {__version__} decides"
+            f" differently (rule {RULE})",
+            rule=RULE,
+            hint=_AGAIN,
+        )
     raise CorruptDataError(
         f"{what}: {inventory.path} has different tensors than when the plan was made",
         path=inventory.path,
@@ -240,8 +247,11 @@ def decode_plan(
 def _parse(raw: bytes, what: str) -> tuple[PlanDocument, ImportOptions]:
     value = strictjson.parse_object(raw, what, rule=RULE, limit=MAX_PLAN)
     if value.get("version") == 1:
-        message = f"{what} is of version 1, which earlier versions of blobstore wrote"
-        raise DocumentError(f"{message} (rule {RULE})", rule=RULE, hint=_AGAIN)
+        raise DocumentError(
+            f"{what} is of version 1, which earlier versions of blobstore wrote (rule {RULE})",
+            rule=RULE,
+            hint=_AGAIN,
+        )
     document = parse_document(PlanDocument, value, what, RULE)
     try:
         return document, document.import_options

@@ -87,8 +87,7 @@ class Policy:
         if types is None:
             is_mixed = not self.options.pure
             base = self.asked.eight_bit if is_mixed and name.endswith(HEAD) else self.asked
-            fits = self.options.fits(base, shape)
-            promotes = is_mixed and fits and self._promotes(name, shape)
+            promotes = is_mixed and self.options.fits(base, shape) and self._promotes(name, shape)
             types = (base.eight_bit, base) if promotes else (base,)
         return types, ""
 
@@ -179,8 +178,7 @@ def _gemma4(config: SourceConfig) -> TypesOf:
     ollama/ollama#17976, was proposed on 24 August 2026 and is not followed.)
     """
     layers = _count(config, "num_hidden_layers", config.text_config)
-    experts = _count(config, "num_experts", config.text_config)
-    few_heads = layers > 0 and experts == 8  # noqa: PLR2004  # see above
+    few_heads = layers > 0 and _count(config, "num_experts", config.text_config) == 8  # noqa: PLR2004  # see above
     return _table(
         layers,
         _Row(_TOKENS, "8 or asked"),

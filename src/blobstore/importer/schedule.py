@@ -224,8 +224,9 @@ class DeclaredFiles:
             part = data[begin : begin + _PIECE]
             piece = Piece(len(part), part.toreadonly)
             if begin + _PIECE >= segment.nbytes:
-                passed = partial(self._finish_segment, one, segment)
-                piece = Piece(len(part), piece.read, hashed, passed)
+                piece = Piece(
+                    len(part), piece.read, hashed, partial(self._finish_segment, one, segment)
+                )
             one.hash.add(segment.begin + begin, piece)
 
     def _finish_segment(self, one: _File, segment: Segment, stream: Stream) -> None:
@@ -244,8 +245,11 @@ class DeclaredFiles:
             one.state = _FIRST
             one.passed.clear()  # blobs that are finished later must not note its end
             self._note(one)  # the next import must not go on with it
-            message = f"{file.path}: its bytes are not those of {file.declared}, which its server"
-            raise DigestMismatchError(f"{message} declares", path=file.path)
+            raise DigestMismatchError(
+                f"{file.path}: its bytes are not those of {file.declared}, which its server"
+                " declares",
+                path=file.path,
+            )
         one.is_verified = True
         for number, extents in self._extents.items():
             if file.path in extents and number in self._finished:
@@ -257,8 +261,7 @@ class DeclaredFiles:
             self._finished[number] = blob
             files = [self._files[path] for path in self._extents.get(number, ())]
             is_verified = all(file.is_verified for file in files)
-            key = self._keys[number]
-            key = key if is_verified else self._unverified_key(number, self._number)
+            key = self._keys[number] if is_verified else self._unverified_key(number, self._number)
             self._session.note(key, blob)
             for file in files:
                 self._go_on(file)
@@ -283,8 +286,7 @@ class DeclaredFiles:
 
     def _note(self, one: _File) -> None:
         if self._session.remembers:
-            state = self._session.put(one.state.encode())
-            self._session.note(_key_of(one.file), state)
+            self._session.note(_key_of(one.file), self._session.put(one.state.encode()))
             one.is_noted = True
 
     def _unverified_key(self, number: int, noted_by: bytes) -> str:

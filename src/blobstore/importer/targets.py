@@ -278,9 +278,9 @@ class _Task:
         least = self.plan(smallest)
         if self.size(least) > budget:
             bits = math.ceil(1000 * least.bits_per_weight) / 1000
-            possible = f"{least.stored_bytes:,} bytes, {bits:.3f} bits per weight"
             raise UsageError(
-                f"the target can't be met: with the smallest types the model takes {possible}",
+                "the target can't be met: with the smallest types the model takes"
+                f" {least.stored_bytes:,} bytes, {bits:.3f} bits per weight",
                 hint="Ask for at least that; rules can quantize tensors that are kept.",
             )
 

@@ -212,14 +212,16 @@ class SharedPlan:
         what = f"the receipt {path}"
         value = strictjson.parse_object(raw, what, rule=RULE, limit=_LARGEST)
         try:
-            digests = [Digest.parse(one["digest"]) for one in value["blobs"]]
-            blobs = blobs_of_task(task, digests)
+            blobs = blobs_of_task(task, [Digest.parse(one["digest"]) for one in value["blobs"]])
         except (KeyError, TypeError, ValueError):
             blobs = []
         if raw != self._encode(task, blobs):
-            message = f"{what} is not that of task {task.number} (rule {RULE})"
-            hint = "Run blobstore work to make it again."
-            raise DocumentError(message, rule=RULE, path=str(path), hint=hint)
+            raise DocumentError(
+                f"{what} is not that of task {task.number} (rule {RULE})",
+                rule=RULE,
+                path=str(path),
+                hint="Run blobstore work to make it again.",
+            )
         return blobs
 
     def unfinished_tasks(

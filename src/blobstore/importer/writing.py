@@ -22,6 +22,7 @@ import hashlib
 import threading
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
@@ -228,10 +229,8 @@ def write_blobs(
     recalled = len(finished)
     making = _Making(blobs, sizes, session, stage, declared, means, finished)
     try:
-        if is_far:
-            making.make_far(files)
-        else:
-            making.make_local(files)
+        make = making.make_far if is_far else making.make_local
+        make(files)
     except (RemoteError, ShortReadError, DigestMismatchError):
         if is_far:
             session.keep()
@@ -261,13 +260,10 @@ class _Making:
 
     def make_local(self, files: Mapping[str, SourceFile]) -> None:
         allow_open_files(len(files) + 3 * self.means.jobs * WINDOW)
-        readers = SourceReaders()
-        try:
+        with closing(SourceReaders()) as readers:
             works = schedule(self.blobs, self.sizes)
             self._make_all(works, readers, SPARE_THREADS, self.means.memory)
             readers.check_unchanged()
-        finally:
-            readers.close()
 
     def make_far(self, files: Mapping[str, SourceFile]) -> None:
         """Make the blobs of files that are fetched.
@@ -316,10 +312,8 @@ class _Making:
 
         def make(item: tuple[Work, Buffer]) -> None:
             work, buffer = item
-            if work.is_small:
-                self._make_small(work, buffer, maker)
-            else:
-                self._make_run(work, buffer, maker)
+            make_one = self._make_small if work.is_small else self._make_run
+            make_one(work, buffer, maker)
             self.stage.work_while(
                 lambda: self.stage.is_full or buffers.free.empty() or self.declared.is_behind
             )

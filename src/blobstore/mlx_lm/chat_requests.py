@@ -41,11 +41,12 @@ MODELS = "/v1/models"
 MAX_BODY = 8 * 2**20
 """Bytes of a request."""
 _MAX_STOPS = 16
+_MAX_SCHEMAS = {"response_format": 64 * 2**10, "tools": 256 * 2**10}
+"""Characters of JSON that become a grammar. llguidance takes 2.5 s for 2**20, in the one thread."""
 _MAX_ANSWERS = 128
 """To one request, of all its prompts; the most that OpenAI's ``n`` can ask for."""
 _OWN_MODEL = "default_model"
 """mlx-lm's name for the first model that the server was started with."""
-_OTHER_MODELS = ("adapters", "draft_model")
 _RESERVED = {
     "add_generation_prompt",
     "chat_template",
@@ -75,16 +76,17 @@ _NUMBERS: Mapping[str, tuple[type, float, float]] = {
     "xtc_threshold": (float, 0, 0.5),
 }
 """The type of each number, and from where to where. -1 of ``top_logprobs`` is mlx-lm's "none"."""
-_ONLY_VALUES = {
-    "best_of": 1,
-    "echo": False,
-    "suffix": "",
+_ONLY_VALUES = {"best_of": 1, "echo": False, "suffix": "", "adapters": None, "draft_model": None}
+"""What mlx-lm's handler ignores, but another answer is expected of any other value; and what would
+be another model."""
+_KINDS: Mapping[str, tuple[type, str]] = {
+    **dict.fromkeys(("stream", "logprobs"), (bool, "true or false")),
+    **dict.fromkeys(
+        ("stream_options", "logit_bias", "chat_template_kwargs", "role_mapping"),
+        (dict, "an object"),
+    ),
 }
-"""What mlx-lm's handler ignores, but another answer is expected of any other value."""
-_KINDS = (
-    (bool, "true or false", ("stream", "logprobs")),
-    (dict, "an object", ("stream_options", "logit_bias", "chat_template_kwargs", "role_mapping")),
-)
+_ANY = (object, "any")
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,13 +130,18 @@ def parse_request(raw: bytes, path: str, names: Sequence[str]) -> dict[str, Any]
     checked_number("the number of answers", count, int, 1, _MAX_ANSWERS)
     schema, functions = _answer_schema(given), _functions(given)
     choice = given.get("tool_choice", "auto")
+    schema = schema if choice in ("auto", "none") else None
+    callable_ = functions if schema is not None or choice != "auto" else []
+    for field, form in (("response_format", schema), ("tools", callable_)):
+        what = f"the length of the JSON Schema of {field}"
+        checked_number(what, len(json.dumps(form)), int, 0, _MAX_SCHEMAS[field])
     return {
         "stream": False,
         **given,
         "tools": [] if choice == "none" else given.get("tools", []),
         "count": count,
-        "answer_schema": schema if choice in ("auto", "none") else None,
-        "callable": functions if schema is not None or choice != "auto" else [],
+        "answer_schema": schema,
+        "callable": callable_,
     }
 
 
@@ -214,19 +221,14 @@ def _functions(given: Mapping[str, Any]) -> list[Mapping[str, Any]]:
 
 def _check_values(given: Mapping[str, Any]) -> None:
     """Raise UsageError for values that mlx-lm can't take, or ignores."""
-    for key in _OTHER_MODELS:
-        if key in given:
-            raise UsageError(f"{key} is not supported")
-    for key, limits in _NUMBERS.items():
-        if key in given:
-            checked_number(key, given[key], *limits)
-    for key, value in _ONLY_VALUES.items():
-        if given.get(key, value) != value:
-            raise UsageError(f"{key} {quoted(given[key])} is not supported by mlx-lm")
-    for kind, wanted, keys in _KINDS:
-        for key in keys:
-            if key in given and not isinstance(given[key], kind):
-                raise UsageError(f"{key} is {quoted(given[key])}, expected {wanted}")
+    for key, value in given.items():
+        if key in _NUMBERS:
+            checked_number(key, value, *_NUMBERS[key])
+        if key in _ONLY_VALUES and value != _ONLY_VALUES[key]:
+            raise UsageError(f"{key} {quoted(value)} is not supported")
+        kind, wanted = _KINDS.get(key, _ANY)
+        if not isinstance(value, kind):
+            raise UsageError(f"{key} is {quoted(value)}, expected {wanted}")
 
 
 def find_model(name: Any, names: Sequence[str]) -> str:

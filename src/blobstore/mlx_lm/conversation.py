@@ -128,8 +128,7 @@ class LanguageModel:
         UnsupportedSourceError when mlx-lm can't run the model.
         """
         answer = Generation(prompt_tokens=len(prompt))
-        room = self.sampling.room(len(prompt))
-        answer.pieces = self._pieces(answer, list(prompt), room)
+        answer.pieces = self._pieces(answer, list(prompt), self.sampling.room(len(prompt)))
         return answer
 
     def _pieces(self, answer: Generation, prompt: list[int], max_tokens: int) -> Iterator[str]:
@@ -296,5 +295,4 @@ def load_language_model(
         network, tokenizer = build(model), tokenizer_of(model)
         limit_templates(tokenizer, sampling.most_characters)
         prompts = Prompts(str(model.name), tokenizer, texts, is_raw)
-        loaded = LanguageModel(str(model.name), network, tokenizer, sampling)
-        return loaded, prompts, notes
+        return LanguageModel(str(model.name), network, tokenizer, sampling), prompts, notes

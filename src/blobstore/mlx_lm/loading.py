@@ -147,12 +147,12 @@ def tokenizer_of(model: Model) -> Any:
         tempfile.TemporaryDirectory(prefix="blobstore-tokenizer-") as folder,
     ):
         _write_files(model, Path(folder))
-        utils, eos_token_ids = import_mlx_lm(), _eos_token_ids(model)
+        utils, config = import_mlx_lm(), parse_config(model.document(CONFIG_NAME))
+        # As mlx_lm/utils.py `load_config` chooses the tokens that end a text (0.32.2).
+        own = generation_config(model).get("eos_token_id") or config.get("eos_token_id")
         with mlx_lm_errors("load the tokenizer of", str(model.name)):
             # Without the option, transformers asks at the terminal whether to run a model's code.
-            return utils.load_tokenizer(
-                folder, {"trust_remote_code": False}, eos_token_ids=eos_token_ids
-            )
+            return utils.load_tokenizer(folder, {"trust_remote_code": False}, eos_token_ids=own)
 
 
 def _write_files(model: Model, folder: Path) -> None:
@@ -161,8 +161,11 @@ def _write_files(model: Model, folder: Path) -> None:
     A tokenizer's files are in one folder, or in folders of it.
     """
     for name in model.files():
-        is_deep = name.count("/") > 1
-        if is_deep or name.startswith(_DRAFT_FILES) or name.endswith(_NOT_FOR_TOKENIZERS):
+        if (
+            name.count("/") > 1
+            or name.startswith(_DRAFT_FILES)
+            or name.endswith(_NOT_FOR_TOKENIZERS)
+        ):
             continue
         try:
             path = folder / relative_path(name)
@@ -173,12 +176,3 @@ def _write_files(model: Model, folder: Path) -> None:
         with os_errors("write", path):
             make_folder(path.parent, durable=False)
             path.write_bytes(model.file(name))
-
-
-def _eos_token_ids(model: Model) -> Any:
-    """Return the tokens that end a text, of generation_config.json, else of config.json.
-
-    Source: mlx_lm/utils.py `load_config` at version 0.32.2.
-    """
-    config = parse_config(model.document(CONFIG_NAME))
-    return generation_config(model).get("eos_token_id") or config.get("eos_token_id")

@@ -126,12 +126,9 @@ def _messages(data: bytes | None) -> tuple[Message, ...]:
 def _context(model: Model) -> int | None:
     config = parse_config(model.document(CONFIG_NAME))
     inner = config.get("text_config")
-    for settings in (config, inner if isinstance(inner, dict) else {}):
-        for key in _CONTEXT_KEYS:
-            value = settings.get(key)
-            if type(value) is int and value > 0:
-                return value
-    return None
+    sections = (config, inner if isinstance(inner, dict) else {})
+    values = (section.get(key) for section in sections for key in _CONTEXT_KEYS)
+    return next((value for value in values if type(value) is int and value > 0), None)
 
 
 _HALVES = re.compile("[\ud800-\udfff]")

@@ -122,8 +122,7 @@ NUMBERS: Mapping[str, tuple[type, float, float]] = {
 
 def checked_number(key: str, value: Any, kind: type, least: float, most: float) -> Any:
     """Return a number. Raises: UsageError for another type or a value out of the range."""
-    kinds = (int, float) if kind is float else (int,)
-    if type(value) not in kinds or not least <= value <= most:
+    if type(value) not in (int, kind) or not least <= value <= most:
         wanted = (
             f"{'a number' if kind is float else 'a whole number'} from {least:g} to {most:,.10g}"
         )
@@ -225,24 +224,20 @@ def choose_sampling(
 
 
 def _of_layer(parameters: Mapping[str, Any], notes: list[str]) -> Iterator[tuple[str, Any]]:
-    unused = []
-    for key, value in sorted(parameters.items()):
-        name = _OLLAMA.get(key)
-        if name is None:
-            unused.append(key)
-            continue
+    for key in sorted(parameters.keys() & _OLLAMA.keys()):
+        value = parameters[key]
         # By these Ollama's runners mean "not set".
         if type(value) is int and (
             (key == "seed" and value < 0) or (key, value) == ("num_predict", 0)
         ):
             continue
         try:
-            yield name, read_field(name, value, key)
+            yield _OLLAMA[key], read_field(_OLLAMA[key], value, key)
         except UsageError as error:
             raise DocumentError(
                 f"the parameters: {error.message} (rule {RULE})", rule=RULE
             ) from None
-    if unused:
+    if unused := sorted(parameters.keys() - _OLLAMA.keys()):
         notes.append(f"parameters of the model that mlx-lm does not support: {', '.join(unused)}")
 
 

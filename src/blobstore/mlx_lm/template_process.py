@@ -77,8 +77,9 @@ class TemplateProcess:
         with self._lock:
             answer = self._answer(_line(request))
         if not answer.endswith(b"\n"):
-            limit = f"{self._seconds} s of processor time or the memory that it may take"
-            raise TemplateError(f"it exceeds {limit}")
+            raise TemplateError(
+                f"it exceeds {self._seconds} s of processor time or the memory that it may take"
+            )
         document = json.loads(answer)
         if "error" in document:
             raise TemplateError(document["error"])

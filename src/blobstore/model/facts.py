@@ -94,18 +94,11 @@ class ExpertGroup:
     @property
     def mixed_projection(self) -> str | None:
         """A projection whose experts differ in type, so that they can't be stacked, or None."""
-        for name, tensors in self.projections.items():
-            if (
-                len(
-                    {
-                        (tensor.quantization, tensor.dtype, tensor.double_scaled)
-                        for tensor in tensors
-                    }
-                )
-                > 1
-            ):
-                return name
-        return None
+        kinds = {
+            name: {(tensor.quantization, tensor.dtype, tensor.double_scaled) for tensor in tensors}
+            for name, tensors in self.projections.items()
+        }
+        return next((name for name, found in kinds.items() if len(found) > 1), None)
 
 
 @dataclass(frozen=True)

@@ -342,8 +342,7 @@ class Model(Mapping[str, Tensor]):
         if name in self._tensors:
             return self._tensors[name]
         reason = f"has no tensor {quoted(name)}" if self._blobs else "is closed"
-        message = f"model {self.name} {reason}"
-        raise TensorNotFoundError(message, tensor=name, model=str(self.name))
+        raise TensorNotFoundError(f"model {self.name} {reason}", tensor=name, model=str(self.name))
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._tensors)
@@ -354,8 +353,9 @@ class Model(Mapping[str, Tensor]):
     @property
     def config(self) -> ModelConfig:
         """The model's config blob. Raises: NotFoundError, CorruptDataError."""
-        raw = self._found(self.manifest.config, "config")
-        return ModelConfig.parse(raw, f"the config of {self.name}")
+        return ModelConfig.parse(
+            self._found(self.manifest.config, "config"), f"the config of {self.name}"
+        )
 
     @property
     def parameters(self) -> int:
@@ -510,7 +510,10 @@ def opened_tensor(model: StoredModel, layer: Descriptor, name: str) -> Iterator[
         with model.open_layer(layer, ()) as (reader, header, tensors):
             stored = next((tensor for tensor in tensors if tensor.name == name), None)
             if stored is None:
-                message = f"blob {layer.digest} has no tensor {quoted(name)}"
-                raise TensorNotFoundError(message, tensor=name, blob=str(layer.digest))
+                raise TensorNotFoundError(
+                    f"blob {layer.digest} has no tensor {quoted(name)}",
+                    tensor=name,
+                    blob=str(layer.digest),
+                )
             blob = MappedBlob(TensorBlob.of(layer.digest, reader, header), MappedFile(reader))
     yield Tensor.of(stored, blob)

@@ -240,9 +240,10 @@ def _check(made: Mapping[str, Expression], network: Any) -> None:
             )
     for name, shape in wanted.items():
         if made[name].shape != shape:
-            actual = list(made[name].shape)
             raise UnsupportedSourceError(
-                f"{quoted(name)} is {actual}, and mlx-lm's network needs {list(shape)}", tensor=name
+                f"{quoted(name)} is {list(made[name].shape)},"
+                f" and mlx-lm's network needs {list(shape)}",
+                tensor=name,
             )
 
 

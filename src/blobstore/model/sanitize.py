@@ -420,8 +420,7 @@ def _read(
     for event in events:
         match event["type"]:
             case "inputs":
-                keys = [key for key, _, _ in event["inputs"]]
-                made = dict(zip(keys, given, strict=True))
+                made = {key: one for (key, _, _), one in zip(event["inputs"], given, strict=True)}
             case "outputs":
                 outputs = [key for key, _, _ in event["outputs"]]
             case "constants":

@@ -126,9 +126,8 @@ def _short_labels(names: list[str]) -> dict[str, str]:
 
     A label keeps at least one word, and at most 120 characters. One name shares nothing.
     """
-    common = 0
-    if len(names) > 1:
-        common = len(os.path.commonprefix([name.split(".")[:-1] for name in names]))  # noqa: RUF071  # lists of words
+    parents = [name.split(".")[:-1] for name in names]
+    common = len(os.path.commonprefix(parents)) if len(names) > 1 else 0  # noqa: RUF071  # lists of words
     return {name: ".".join(name.split(".")[common:])[:LONGEST] for name in names}
 
 
@@ -179,8 +178,9 @@ def errors(tensors: Iterable[TensorError]) -> Specification:
 
 def _cell_mark(cell: Cell, label: str) -> dict[str, Any]:
     more = f", the worst of {cell.tensors}" if cell.tensors > 1 else ""
-    says = f"{cell.worst.type_name}, relative rmse {cell.error:.3%}"
-    tip = tip_of(f"{cell.worst.name}{more}", says)
+    tip = tip_of(
+        f"{cell.worst.name}{more}", f"{cell.worst.type_name}, relative rmse {cell.error:.3%}"
+    )
     return {"row": label, "column": cell.column, "error": cell.error, "tip": tip}
 
 
@@ -420,13 +420,10 @@ def _code_axis(of: ValueDistribution, order: Sequence[int]) -> dict[str, Any]:
 
 def _description(of: ValueDistribution) -> str:
     values = of.values
-    odd = read = used = ""
-    if values.infinite or values.nan:
-        odd = f", {values.infinite:,} infinite and {values.nan:,} NaN"
-    if of.is_sample:
-        read = f"a sample of {of.read:,} of "
-    if of.codes is not None:
-        used = f" {sum(map(bool, of.codes))} of {len(of.codes)} codes occur."
+    has_odd, codes = values.infinite or values.nan, of.codes
+    odd = f", {values.infinite:,} infinite and {values.nan:,} NaN" if has_odd else ""
+    read = f"a sample of {of.read:,} of " if of.is_sample else ""
+    used = "" if codes is None else f" {sum(map(bool, codes))} of {len(codes)} codes occur."
     return (
         f"Histogram of {of.name} ({of.type_name}): {read}{of.size:,} values"
         f" between {values.low:.4g} and {values.high:.4g}, root mean square"

@@ -106,8 +106,7 @@ class Chat:
 
     async def _response(self, request: Request, stack: ExitStack) -> Response:
         """Return the response to a request. ``stack`` ends the answer when it is sent."""
-        path = request.url.path
-        method = request.method
+        path, method = request.url.path, request.method
         scheme, _, key = request.headers.get("authorization", "").partition(" ")
         is_ours = hmac.compare_digest(key.encode(), (self._api_key or "").encode())
         if self._api_key is not None and not (is_ours and scheme.lower() == "bearer"):

@@ -209,8 +209,12 @@ class ServedModels:
         part = range(reader.size) if asked is None else asked
         if asked is not None and not asked:
             reader.close()
-            size = {"content-range": f"bytes */{reader.size}"}
-            raise RefusedError(416, "RANGE_INVALID", "the blob has no such bytes", **size)
+            raise RefusedError(
+                416,
+                "RANGE_INVALID",
+                "the blob has no such bytes",
+                **{"content-range": f"bytes */{reader.size}"},
+            )
         if is_known(str(digest), request):
             reader.close()
             return Response(status_code=304, headers=fields)
@@ -244,10 +248,8 @@ class ServedModels:
 
     def _manifest_by_digest(self, repository: ModelName, digest: Digest) -> Manifest:
         def picked(model: _Tagged) -> Manifest | None:
-            for found in (model.own, model.twin, model.signed()[0]):
-                if found is not None and found.digest == digest:
-                    return found
-            return None
+            known = filter(None, (model.own, model.twin, model.signed()[0]))
+            return next((found for found in known if found.digest == digest), None)
 
         return self._first(repository, picked)
 

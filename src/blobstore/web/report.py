@@ -269,11 +269,11 @@ def _choices(asked: ImportPlan, options: ImportOptions) -> dict[str, Any]:
     with suppress(BlobStoreError):
         reach = target_range(asked.inventory, replace(options, quant_type=None), draft)
     name = source_label(asked.inventory.folder)
-    bits = f"{asked.bits_per_weight:.2f} bits per weight"
     return {
         "source": name,
         "headline": f"{count(asked.parameters)} parameters, {size(asked.source_bytes)} in the"
-        f" source; as asked {size(asked.stored_bytes)}, {bits}",
+        f" source; as asked {size(asked.stored_bytes)},"
+        f" {asked.bits_per_weight:.2f} bits per weight",
         "source_bytes": asked.source_bytes,
         "plans": plans,
         "asked": None if has_target else _label(chosen),

@@ -130,6 +130,7 @@ def test_a_conversation_begins_with_the_models_messages() -> None:
 
 
 IMAGE = {"type": "image_url", "text": "x", "image_url": {"url": "http://127.0.0.1:1/x"}}
+LONG = {"enum": ["x" * 2**18]}
 REFUSED: dict[str, tuple[str, dict[str, Any]]] = {
     "model is not": (CHAT, {"model": 5}),
     "adapters": (CHAT, {"adapters": "/etc"}),
@@ -143,6 +144,14 @@ REFUSED: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "response_format is .*, expected the type text": (CHAT, {"response_format": {"type": "x"}}),
     "json_schema with json_schema.schema": (CHAT, {"response_format": {"type": "json_schema"}}),
+    "Schema of response_format is '262.*', expected a whole number from 0 to 65,536": (
+        CHAT,
+        {"response_format": {"type": "json_schema", "json_schema": {"schema": LONG}}},
+    ),
+    "Schema of tools is '262": (
+        CHAT,
+        {"tools": [{"function": {"name": "f", "parameters": LONG}}], "tool_choice": "required"},
+    ),
     "tool_choice is .*, expected none": (CHAT, {"tool_choice": "required"}),
     "or a function of tools": (CHAT, {"tools": [], "tool_choice": {"type": "function"}}),
     "stop is .*, expected a string": (CHAT, {"stop": [1]}),
