@@ -99,8 +99,9 @@ def verify(
     if key is not None or policy is not None or identity is not None:
         if quick or sample is not None or jobs is not None:
             raise UsageError("--quick, --sample and --jobs do not apply to signatures")
-        opened = stores_at(store, lower)
-        is_signed = verify_signatures(opened, names, key, policy, identity, as_json)
+        is_signed = verify_signatures(
+            stores_at(store, lower), names, key, policy, identity, as_json
+        )
         return 0 if is_signed else EXIT_DAMAGED
     from blobstore.store.care.verify import Sample
     from blobstore.views.verify_records import keep_verify
@@ -130,10 +131,9 @@ def _show_verify(result: VerifyResult) -> None:
         emit(printable(f"{broken.name}: {broken.reason}"))
     for blob in result.damaged:
         emit(printable(f"{blob.digest}: {blob.reason}"))
-        if blob.models:
-            emit(printable(f"  models: {shortened(blob.models, _SHOWN)}"))
-        if blob.tensors:
-            emit(printable(f"  tensors: {shortened(blob.tensors, _SHOWN)}"))
+        for kind, lost in (("models", blob.models), ("tensors", blob.tensors)):
+            if lost:
+                emit(printable(f"  {kind}: {shortened(lost, _SHOWN)}"))
     for odd in result.odd:
         emit(printable(f"Odd: {odd.path}: {odd.reason}"))
     damage = len(result.damaged) + len(result.broken)
@@ -198,8 +198,10 @@ def _show_repair(result: RepairResult) -> None:
         emit(printable(f"Not repaired: {left.blob.digest}: {with_flags(left.reason)}"))
     verdict = "all sound"
     if result.repaired or result.remaining:
-        made = f"{len(result.repaired)} rebuilt ({size(result.repaired_bytes)})"
-        verdict = f"{made}, {len(result.remaining)} still damaged"
+        verdict = (
+            f"{len(result.repaired)} rebuilt ({size(result.repaired_bytes)}), "
+            f"{len(result.remaining)} still damaged"
+        )
     emit(f"Checked {counted(result.checked, 'blob')} of {result.name}: {verdict}")
 
 
@@ -239,8 +241,10 @@ def prune(
     if undo:
         opened = folder_store_at("prune --undo", store, wait)
         if dry_run or sole_owner or forget or grace is not None:
-            others = "--dry-run, --forget, --grace and --sole-owner"
-            raise UsageError(f"--undo restores all that the last prune moved: leave out {others}")
+            raise UsageError(
+                "--undo restores all that the last prune moved: leave out --dry-run, --forget,"
+                " --grace and --sole-owner"
+            )
         show_result(blobstore.undo_prune(opened), _show_undo, as_json)
         return
     result = blobstore.prune(
@@ -283,11 +287,12 @@ def _show_prune(has_trash: bool, result: PruneResult) -> None:
     else:
         emit(f"{remove} {gone}")
     if result.forgotten:
-        copies = f"the copies of the manifests of {_models(result.forgotten)}"
-        emit(f"{move} {copies} to the trash as well")
+        emit(
+            f"{move} the copies of the manifests of {_models(result.forgotten)} to the trash"
+            " as well"
+        )
     if result.spared:
-        spared = blobs(len(result.spared), result.spared_bytes)
-        emit(f"Spared {spared} within the grace time")
+        emit(f"Spared {blobs(len(result.spared), result.spared_bytes)} within the grace time")
     if result.leftovers:
         nbytes = sum(leftover.nbytes for leftover in result.leftovers)
         emit(f"{remove} {counted(len(result.leftovers), 'leftover')} ({size(nbytes)})")
@@ -320,8 +325,8 @@ def du(
     UNIQUE is what rm would free, SHARED is needed by other models too.
     """
     opened = store_at(store)
-    usage = blobstore.measure_usage(opened, names or ())
-    show_result(usage, partial(_show_usage, opened.address), as_json)
+    show = partial(_show_usage, opened.address)
+    show_result(blobstore.measure_usage(opened, names or ()), show, as_json)
 
 
 def _show_usage(address: str, usage: Usage) -> None:
@@ -329,12 +334,13 @@ def _show_usage(address: str, usage: Usage) -> None:
         say_empty(address)
         return
     show_table(("NAME", "SIZE", "UNIQUE", "SHARED"), list(map(_usage_row, usage.models)))
-    needless = f"{size(usage.reclaimable)} not needed by any model"
-    emit(f"{counted(usage.blobs, 'blob')}, {size(usage.nbytes)}; {needless}")
-    if usage.trash:
-        emit(f"{size(usage.trash)} in the trash")
-    if usage.packed:
-        emit(f"{size(usage.packed)} in packed files")
+    emit(
+        f"{counted(usage.blobs, 'blob')}, {size(usage.nbytes)}; "
+        f"{size(usage.reclaimable)} not needed by any model"
+    )
+    for nbytes, where in ((usage.trash, "the trash"), (usage.packed, "packed files")):
+        if nbytes:
+            emit(f"{size(nbytes)} in {where}")
 
 
 def _usage_row(model: ModelUsage) -> tuple[object, ...]:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, BinaryIO
 
 import typer
@@ -86,8 +86,10 @@ def save(
         if as_json:
             raise UsageError("--json and -o - both need standard output")
         if sys.stdout.isatty():
-            hint = "Use -o FILE, or a pipe: blobstore save NAME -o - | ssh HOST blobstore load -"
-            raise UsageError("standard output is a terminal, not a pipe", hint=hint)
+            raise UsageError(
+                "standard output is a terminal, not a pipe",
+                hint="Use -o FILE, or a pipe: blobstore save NAME -o - | ssh HOST blobstore load -",
+            )
     target: str | BinaryIO = sys.stdout.buffer if output == _PIPE else output
     done = with_bar(
         blobstore.save_models,
@@ -101,10 +103,9 @@ def save(
     if output != _PIPE:
         from blobstore.views.results import SavedArchive
 
-        nbytes = os.path.getsize(output)  # noqa: PTH202  # as it was given
         saved = SavedArchive(
             output,
-            nbytes,
+            Path(output).stat().st_size,
             [one.name for one in done],
             sum(one.copied.blobs for one in done),
             sum(one.copied.nbytes for one in done),
@@ -114,8 +115,10 @@ def save(
 
 def _show_archive(saved: SavedArchive) -> None:
     names = ", ".join(map(str, saved.models))
-    what = f"{blobs(saved.blobs, saved.blob_bytes)}, a file of {size(saved.nbytes)}"
-    emit(f"Saved {names} to {printable(saved.file)}: {what}")
+    emit(
+        f"Saved {names} to {printable(saved.file)}: "
+        f"{blobs(saved.blobs, saved.blob_bytes)}, a file of {size(saved.nbytes)}"
+    )
 
 
 def load(
@@ -145,8 +148,10 @@ def load(
     visible. A model of the same name is replaced.
     """
     if file == _PIPE and sys.stdin.isatty():
-        hint = "Name a file, or use a pipe: ssh HOST blobstore save NAME -o - | blobstore load -"
-        raise UsageError("standard input is a terminal, not a pipe", hint=hint)
+        raise UsageError(
+            "standard input is a terminal, not a pipe",
+            hint="Name a file, or use a pipe: ssh HOST blobstore save NAME -o - | blobstore load -",
+        )
     source: str | BinaryIO = sys.stdin.buffer if file == _PIPE else file
     with blobstore.open_archive(source, name=as_name) as archive:
         chosen = _select_models(archive, names or [])
@@ -172,16 +177,18 @@ def _list(archive: blobstore.Archive, names: Sequence[ModelName], as_json: bool)
     ]
     show_result(models, _show_models, as_json)
     if archive.unnamed:
-        unnamed = counted(len(archive.unnamed), "model")
-        note(f"{unnamed} without a name: {', '.join(one.short for one in archive.unnamed)}")
+        ids = ", ".join(one.short for one in archive.unnamed)
+        note(f"{counted(len(archive.unnamed), 'model')} without a name: {ids}")
 
 
 def _show_models(models: list[ArchivedModel]) -> None:
-    rows = [
-        (model.name, model.manifest.digest.short, size(model.manifest.size), f"{model.blobs:,}")
-        for model in models
-    ]
-    show_table(["NAME", "ID", "SIZE", "BLOBS"], rows)
+    show_table(
+        ["NAME", "ID", "SIZE", "BLOBS"],
+        [
+            (model.name, model.manifest.digest.short, size(model.manifest.size), f"{model.blobs:,}")
+            for model in models
+        ],
+    )
 
 
 def _load_models(
@@ -195,8 +202,9 @@ def _load_models(
     from blobstore.views.results import LoadedModel
 
     if not names and archive.unnamed:
-        message = f"the model in {archive.address} has no name"
-        raise UsageError(message, hint="Give it one: --as NAME.")
+        raise UsageError(
+            f"the model in {archive.address} has no name", hint="Give it one: --as NAME."
+        )
     before = [id_of(target, target.target(name)) for name in names]
     done = with_bar(blobstore.transfer, names, archive, target, check=check_is_model, jobs=jobs)
     return [
@@ -264,20 +272,18 @@ def export(
         jobs=jobs,
         verify=verify,
     )
-    for text in result.notes:
-        note(text)
+    note(*result.notes)
     show_result(result, _show_export, as_json)
 
 
 def _show_export(result: blobstore.ExportResult) -> None:
     emit(f"{result.name} in {printable(str(result.folder))}: {len(result.files)} files")
     emit(f"{size(result.nbytes)} in {result.seconds:.2f} s, {rate(result.nbytes, result.seconds)}")
+    others = ""
     if result.loads_in == ("blobstore",):
         others = "; mlx-lm needs --format mlx, transformers --dequantize bfloat16"
     elif "transformers" not in result.loads_in:
         others = "; transformers needs --dequantize bfloat16, without --format mlx"
-    else:
-        others = ""
     emit(f"Loads in {', '.join(result.loads_in)}{others}")
 
 
@@ -303,13 +309,19 @@ def get_metadata(
     """Show all metadata, or the value of one key."""
     values = blobstore.read_metadata(file)
     if key is None:
-        _show_metadata(values, as_json)
-    elif key not in values:
-        raise NotFoundError(f"{file} has no metadata {quoted(key)}", path=file)
-    elif as_json:
-        show_json(values[key])
+        show_result(values, _show_metadata, as_json)
+    elif key in values:
+        show_result(values[key], _show_value, as_json)
     else:
-        emit(printable(values[key], keep="\n\t"))
+        raise NotFoundError(f"{file} has no metadata {quoted(key)}", path=file)
+
+
+def _show_metadata(values: Mapping[str, str]) -> None:
+    show_facts({printable(key): value for key, value in values.items()})
+
+
+def _show_value(value: str) -> None:
+    emit(printable(value, keep="\n\t"))
 
 
 @metadata.command("set")
@@ -383,12 +395,5 @@ def _edit_text(file: str, edit: blobstore.MetadataEdit) -> str:
     name = printable(file)
     if edit.copied_bytes is None:
         return f"Edited {name} in place" if edit.changed else f"{name} already has this metadata"
-    took = f"{edit.seconds:.2f} s, {rate(edit.copied_bytes, edit.seconds)}"
-    return f"Rewrote {name}: {size(edit.copied_bytes)} in {took}"
-
-
-def _show_metadata(values: Mapping[str, str], as_json: bool) -> None:
-    if as_json:
-        show_json(dict(values))
-    elif values:
-        show_facts({printable(key): value for key, value in values.items()})
+    speed = rate(edit.copied_bytes, edit.seconds)
+    return f"Rewrote {name}: {size(edit.copied_bytes)} in {edit.seconds:.2f} s, {speed}"

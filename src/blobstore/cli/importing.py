@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from heapq import nlargest
 from pathlib import Path
@@ -206,15 +206,14 @@ def import_(
     target = _model_name(name, options["modelfile"]) if name is not None else None
     budget = parse_size(memory) if memory is not None else None
     at_most = parse_size(limit_rate) if limit_rate is not None else None
-    fetch = FetchOptions(connections=connections, limit_rate=at_most)
-    how: Any = {"jobs": jobs, "fetch": fetch}
+    how: Any = {"jobs": jobs, "fetch": FetchOptions(connections=connections, limit_rate=at_most)}
     open_source = partial(source_at, ca_file=ca_file)
     if planned is None:
         made = with_bar(blobstore.plan_import, source, open_source=open_source, **how, **options)
     else:
         made = _read_back(planned, source, options, open_source)
     target = name_for(made, target, force=force)
-    _print_notes(made)
+    note(*made.options.modelfile.notes, *made.notes)
     if dry_run:
         _show_plan(made, made.runs_in, as_json, every=tensors, top=top)
         return
@@ -247,8 +246,10 @@ def _read_back(
     if given := [
         name for name, value in options.items() if value not in (None, [], False, "default")
     ]:
-        message = f"{flag_of(given[0])} can't be used with --plan: the plan has already decided it"
-        raise UsageError(message, hint="Give it to blobstore plan.")
+        raise UsageError(
+            f"{flag_of(given[0])} can't be used with --plan: the plan has already decided it",
+            hint="Give it to blobstore plan.",
+        )
     return blobstore.read_plan(planned, source=source, open_source=open_source)
 
 
@@ -258,8 +259,12 @@ def _model_name(text: str, modelfile: str | None) -> ModelName:
     except InvalidNameError as error:
         if modelfile is None:
             raise
-        hint = "With --modelfile, a single argument is the model's name; give both SOURCE and NAME."
-        raise InvalidNameError(error.message, hint=hint, rule=error.rule) from error
+        raise InvalidNameError(
+            error.message,
+            hint="With --modelfile, a single argument is the model's name; give both SOURCE and"
+            " NAME.",
+            rule=error.rule,
+        ) from error
 
 
 @takes_import_options
@@ -308,9 +313,14 @@ def plan(
         from blobstore.web.report import check_place
 
         check_place(html, force=force)
-    open_source = partial(source_at, ca_file=ca_file)
-    made = with_bar(blobstore.plan_import, source, jobs=jobs, open_source=open_source, **options)
-    _print_notes(made)
+    made = with_bar(
+        blobstore.plan_import,
+        source,
+        jobs=jobs,
+        open_source=partial(source_at, ca_file=ca_file),
+        **options,
+    )
+    note(*made.options.modelfile.notes, *made.notes)
     runs_in = made.runs_in
     if check:
         from blobstore.mlx_lm import check_plan
@@ -320,24 +330,24 @@ def plan(
     if output is not None:
         blobstore.write_plan(made, output)
     if html is not None:
-        write_plan_page(made, html, options, force=force)
+        from blobstore.importer.options import ImportOptions
+        from blobstore.web.report import place_file, plan_page
+
+        given = ImportOptions.parse(**{**options, "target_size": None, "target_bpw": None})
+        place_file(Path(html), plan_page(made, given), force=force)
     _show_plan(made, runs_in, as_json, every=tensors, top=top)
-
-
-def _print_notes(made: blobstore.ImportPlan) -> None:
-    for text in (*made.options.modelfile.notes, *made.notes):
-        note(text)
 
 
 def _show_import(result: blobstore.ImportResult) -> None:
     emit(f"{result.name}   {result.digest.short}")
     show_replaced(result.replaced)
-    stored = f"{size(result.source_bytes)} in, {size(result.stored_bytes)} stored"
-    emit(f"{stored}, {_bits(result)}")
+    emit(f"{size(result.source_bytes)} in, {size(result.stored_bytes)} stored, {_bits(result)}")
     saved = f" ({size(result.saved_bytes)} saved)" if result.saved_bytes else ""
     recalled = f", {result.recalled} recalled from an earlier import" if result.recalled else ""
-    new = f"{result.created} new ({size(result.new_bytes)})"
-    emit(f"{counted(result.blobs, 'blob')}: {new}, {result.reused} reused{saved}{recalled}")
+    emit(
+        f"{counted(result.blobs, 'blob')}: {result.created} new ({size(result.new_bytes)}), "
+        f"{result.reused} reused{saved}{recalled}"
+    )
     emit(f"{result.seconds:.2f} s, {rate(result.source_bytes, result.seconds)}")
     first, *others = (with_flags(verdict.sentence) for verdict in result.runs_in)
     lower = (sentence[0].lower() + sentence[1:] for sentence in others)
@@ -387,8 +397,10 @@ def _show_tensors(made: blobstore.ImportPlan, *, every: bool, top: int | None) -
         show_each(in_number_order(made.tensors), headings, cells)
     else:
         show_tree(made.tensors, headings, cells)
-    totals = f"{count(made.parameters)} parameters, {size(made.stored_bytes)}"
-    emit(f"{counted(len(made.blobs), 'blob')}, {totals}, {_bits(made)}")
+    emit(
+        f"{counted(len(made.blobs), 'blob')}, {count(made.parameters)} parameters, "
+        f"{size(made.stored_bytes)}, {_bits(made)}"
+    )
 
 
 def _bits(made: blobstore.ImportPlan | blobstore.ImportResult) -> str:
@@ -405,8 +417,10 @@ def _show_mixture(made: blobstore.ImportPlan | blobstore.ImportResult) -> None:
     asked = options.quant_type
     is_users = options.pure or options.rules or options.target is not None
     if asked is not None and not is_users and nbytes[asked.value] < _MOSTLY * sum(nbytes.values()):
-        mixture = "Ollama's mixture of types: embeddings and sensitive matrices have more bits"
-        emit(f"{mixture}; --pure makes them {asked}")
+        emit(
+            "Ollama's mixture of types: embeddings and sensitive matrices have more bits; "
+            f"--pure makes them {asked}"
+        )
 
 
 _SHARD = re.compile(r"(?P<index>[0-9]{1,7})/(?P<count>[0-9]{1,7})", re.ASCII)
@@ -483,8 +497,10 @@ def parse_shard(text: str) -> tuple[int, int]:
 
 def _show_work(result: WorkResult) -> None:
     if result.made:
-        done = f"{result.made} of {counted(result.tasks, 'task')} of this shard done"
-        emit(f"{done}: {counted(result.blobs, 'blob')}, {size(result.stored_bytes)}")
+        emit(
+            f"{result.made} of {counted(result.tasks, 'task')} of this shard done: "
+            f"{counted(result.blobs, 'blob')}, {size(result.stored_bytes)}"
+        )
         emit(f"{result.seconds:.2f} s, {rate(result.source_bytes, result.seconds)}")
     else:
         emit(f"{counted(result.tasks, 'task')}, all done already")
@@ -492,16 +508,19 @@ def _show_work(result: WorkResult) -> None:
 
 
 def _show_batch(batch: Batch) -> None:
-    rows = [
+    show_table(
+        ["MODEL", "STATE", "ID", ""],
         [
-            model.name,
-            model.state,
-            model.digest.short if model.digest else "",
-            model.error or (f"{counted(model.waits_for, 'task')} left" if model.waits_for else ""),
-        ]
-        for model in batch.models
-    ]
-    show_table(["MODEL", "STATE", "ID", ""], rows)
+            [
+                model.name,
+                model.state,
+                model.digest.short if model.digest else "",
+                model.error
+                or (f"{counted(model.waits_for, 'task')} left" if model.waits_for else ""),
+            ]
+            for model in batch.models
+        ],
+    )
 
 
 def commit(
@@ -539,14 +558,3 @@ def commit(
         force=force,
     )
     show_result(result, _show_import, as_json)
-
-
-def write_plan_page(
-    made: blobstore.ImportPlan, path: str, options: Mapping[str, Any], *, force: bool
-) -> None:
-    """Write the page of a plan that was made with ``options``. Raises: as `place_file`."""
-    from blobstore.importer.options import ImportOptions
-    from blobstore.web.report import place_file, plan_page
-
-    given = ImportOptions.parse(**{**options, "target_size": None, "target_bpw": None})
-    place_file(Path(path), plan_page(made, given), force=force)

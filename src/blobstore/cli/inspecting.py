@@ -64,8 +64,6 @@ if TYPE_CHECKING:
     from blobstore.inspection.comparison import ChangedTensor, Errors, ModelDiff, TensorFact
     from blobstore.inspection.inspection import LogicalTensor
     from blobstore.inspection.quality import TensorQuality
-    from blobstore.names import ModelName
-    from blobstore.source.addresses import Source
     from blobstore.views.results import WrittenReport
     from blobstore.web.report import ModelReport
 
@@ -123,8 +121,7 @@ def inspect(
         raise UsageError(f"unknown order {sort!r}", hint=f"Use one of: {', '.join(_ORDERS)}.")
     is_model = model is not None or model_named(target) is not None or is_registry(target)
     if is_model or holds_models(target):
-        access = registry_access(insecure, ca_file)
-        home, name = model_at(target, model, access, store, lower)
+        home, name = model_at(target, model, registry_access(insecure, ca_file), store, lower)
         everything = inspect_model(name, target, home)
     else:
         everything = inspect_source(source_at(target, ca_file), target)
@@ -159,8 +156,7 @@ def _show(inspection: blobstore.Inspection, of: int) -> None:
     }
     show_facts({key: value for key, value in facts.items() if value})
     _show_quantizations(inspection)
-    modelspec = inspection.modelspec
-    _show_values("MODELSPEC", modelspec)
+    _show_values("MODELSPEC", inspection.modelspec)
     others = {
         key: value for key, value in inspection.metadata.items() if not key.startswith(MODELSPEC)
     }
@@ -172,20 +168,22 @@ def _show(inspection: blobstore.Inspection, of: int) -> None:
 
 
 def _show_quantizations(inspection: blobstore.Inspection) -> None:
-    rows = [
-        (
-            quantization.type,
-            f"{quantization.bits:g}",
-            "" if quantization.group_size is None else quantization.group_size,
-            quantization.format,
-            f"{quantization.tensors:,}",
-            count(quantization.parameters),
-        )
-        for quantization in inspection.quantizations
-    ]
-    if rows:
+    if inspection.quantizations:
         emit()
-        show_table(("QUANTIZATION", "BITS", "GROUP", "FORMAT", "TENSORS", "PARAMETERS"), rows)
+        show_table(
+            ("QUANTIZATION", "BITS", "GROUP", "FORMAT", "TENSORS", "PARAMETERS"),
+            [
+                (
+                    quantization.type,
+                    f"{quantization.bits:g}",
+                    "" if quantization.group_size is None else quantization.group_size,
+                    quantization.format,
+                    f"{quantization.tensors:,}",
+                    count(quantization.parameters),
+                )
+                for quantization in inspection.quantizations
+            ],
+        )
 
 
 def _show_values(heading: str, values: Mapping[str, str]) -> None:
@@ -211,19 +209,14 @@ def _value(text: str) -> str:
 
 
 def _show_tensors(inspection: blobstore.Inspection, sort: str) -> None:
-    in_files = len(inspection.files) > 1
-    headings = ("TENSOR", "TYPE", "SHAPE", "PARAMETERS", "SIZE", *(("FILE",) if in_files else ()))
-    rows = []
-    for tensor in _ORDERS[sort](inspection.tensors):
-        row = (
-            cut_text(tensor.name, LONGEST_NAME),
-            tensor.type_name,
-            cut_text(shape(tensor.shape), LONGEST_NAME),
-            f"{tensor.parameters:,}",
-            size(tensor.nbytes),
-        )
-        rows.append((*row, cut_text(tensor.file, LONGEST_NAME)) if in_files else row)
-    show_table(headings, rows)
+    headings = (*SIZES, "FILE") if len(inspection.files) > 1 else SIZES
+
+    def cells(tensors: Sequence[LogicalTensor]) -> tuple[str, ...]:
+        (tensor,) = tensors
+        file = cut_text(tensor.file, LONGEST_NAME)
+        return (f"{tensor.parameters:,}", size(tensor.nbytes), file)[: len(headings)]
+
+    show_each(_ORDERS[sort](inspection.tensors), headings, cells)
 
 
 _ORDERS: Mapping[str, Callable[[Iterable[LogicalTensor]], Iterable[LogicalTensor]]] = {
@@ -270,11 +263,10 @@ def _plot(report: blobstore.ModelQuality) -> None:
     from blobstore.plots.charts import TensorError, error_lines
     from blobstore.views.documents import document_of
 
-    encoding = (sys.stdout.encoding or "ascii").lower()
     lines = error_lines(
         map(TensorError.of_document, document_of(report)["tensors"]),
         shutil.get_terminal_size().columns,
-        ascii_only=not encoding.startswith("utf"),
+        ascii_only=not (sys.stdout.encoding or "ascii").lower().startswith("utf"),
         colours=has_colours(sys.stdout),
     )
     emit("\n".join(["", *lines]) if lines else "No tensor was changed.")
@@ -334,8 +326,8 @@ def diff(
     result = blobstore.diff_models(
         a, b, store=stores_at(store, lower, cache=CACHE), error=error, jobs=jobs
     )
-    heading = "RMSE, RELATIVE, LARGEST, COSINE" if error else ""
-    show_result(result, partial(_show_diff, heading), as_json)
+    show = partial(_show_diff, "RMSE, RELATIVE, LARGEST, COSINE" if error else "")
+    show_result(result, show, as_json)
 
 
 def _show_diff(heading: str, difference: ModelDiff) -> None:
@@ -343,16 +335,18 @@ def _show_diff(heading: str, difference: ModelDiff) -> None:
     rows += [("+", *_fact_cells(fact), "") for fact in difference.added]
     rows += [("~", *_change_cells(change)) for change in difference.changed]
     if rows:
-        headings = ("", "TENSOR", "TYPE", "SHAPE", "SIZE", heading)
-        show_table(headings, sorted(rows, key=lambda row: natural(row[1])))
+        ordered = sorted(rows, key=lambda row: natural(row[1]))
+        show_table(("", "TENSOR", "TYPE", "SHAPE", "SIZE", heading), ordered)
     documents = difference.documents
     for sign, names in (("-", documents.removed), ("+", documents.added), ("~", documents.changed)):
         for name in names:
             emit(printable(f"{sign} {name}"))
-    added = f"{counted(len(difference.added), 'tensor')} added"
-    changes = f"{added}, {len(difference.removed)} removed, {len(difference.changed)} changed"
     both = " and ".join(map(size, difference.nbytes))
-    emit(f"{changes}, {difference.equal} equal; {size(difference.shared_bytes)} shared of {both}")
+    emit(
+        f"{counted(len(difference.added), 'tensor')} added, {len(difference.removed)} removed, "
+        f"{len(difference.changed)} changed, {difference.equal} equal; "
+        f"{size(difference.shared_bytes)} shared of {both}"
+    )
 
 
 def _fact_cells(fact: TensorFact) -> tuple[str, ...]:
@@ -407,6 +401,7 @@ def report(
 
     An existing path is a source, as for inspect; write NAME:TAG for a stored model.
     """
+    from blobstore.inspection.inspect import model_named
     from blobstore.plots.specification import check_drawable
     from blobstore.web.report import check_place, model_report, place_folder
 
@@ -418,7 +413,7 @@ def report(
     if output is not None:
         check_place(output, force=force)
     opened = stores_at(store, lower, cache=CACHE)
-    other = None if against is None else _side(against, ca_file)
+    other = None if against is None else model_named(against) or source_at(against, ca_file)
     result = with_bar(model_report, name, store=opened, against=other, jobs=jobs)
     show_result(_write_report(result, output, png, date, force), _show_report, as_json)
 
@@ -455,10 +450,3 @@ def _show_report(done: WrittenReport) -> None:
     if done.pictures:
         folder = os.path.dirname(done.pictures[0])  # noqa: PTH120  # as it was given
         emit(f"{printable(folder)}: {counted(len(done.pictures), 'picture')}")
-
-
-def _side(text: str, ca_file: str | None) -> Source | ModelName:
-    """Return a stored model's name, or a source: a path that exists, or an address."""
-    from blobstore.inspection.inspect import model_named
-
-    return model_named(text) or source_at(text, ca_file)

@@ -58,8 +58,7 @@ def schema(
     elif command:
         show_json(commands.schema(" ".join(command)))
     else:
-        hint = "blobstore schema --help shows the usage."
-        raise UsageError("schema needs a COMMAND", hint=hint)
+        raise UsageError("schema needs a COMMAND", hint="blobstore schema --help shows the usage.")
 
 
 HEADINGS = {
@@ -216,8 +215,10 @@ def _show_version(wanted: bool) -> None:  # typer calls it with the flag's value
     if wanted:
         from blobstore import hashing, kernels
 
-        here = f"kernels: {kernels.active().name}; SHA-256: {hashing.in_use()}"
-        emit(f"blobstore {__version__} ({here})")
+        emit(
+            f"blobstore {__version__} "
+            f"(kernels: {kernels.active().name}; SHA-256: {hashing.in_use()})"
+        )
         raise typer.Exit
 
 
@@ -312,12 +313,9 @@ def run(arguments: list[str]) -> int:
 
             hashing.use_method(method)
         code = int(_command_line()(arguments, prog_name="blobstore", standalone_mode=False) or 0)
-    except UsageError as error:
-        fail(error.message, error.hint)
-        return EXIT_WRONG_USE
     except BlobStoreError as error:
         fail(error.message, error.hint)
-        return EXIT_FAILED
+        return EXIT_WRONG_USE if isinstance(error, UsageError) else EXIT_FAILED
     except typer.TyperException as error:
         context = getattr(error, "ctx", None)
         command = context.command_path if context is not None else "blobstore"

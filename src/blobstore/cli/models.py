@@ -111,8 +111,10 @@ def list_(
     with _note_unreadable():
         if (newest := opened.upper.newer) is not None and (newer := newest.names()):
             names = ", ".join(map(str, newer[:_SHOWN])) + (", …" if len(newer) > _SHOWN else "")
-            models = counted(len(newer), "model")
-            note(f"a newer Ollama has {models} in manifests-v2/, not listed here: {names}")
+            note(
+                f"a newer Ollama has {counted(len(newer), 'model')} in manifests-v2/, not listed"
+                f" here: {names}"
+            )
 
 
 @contextmanager
@@ -138,13 +140,14 @@ _ORDERS: Mapping[str, Callable[[ListedModel | BrokenModel], float]] = {
 def _show_list(models: Sequence[ListedModel | BrokenModel]) -> None:
     headings = ["NAME", "ID", "SIZE", "TYPE", "BITS", "PARAMETERS", "MODIFIED"]
     rows = [_list_row(model) for model in models]
-    if any(model.is_packed for model in models):
-        headings.append("STATE")
-        packed = ["packed" if model.is_packed else "" for model in models]
-        rows = [(*row, state) for row, state in zip(rows, packed, strict=True)]
-    if any(model.store for model in models):
-        headings.append("STORE")
-        rows = [(*row, model.store or "") for row, model in zip(rows, models, strict=True)]
+    more = {
+        "STATE": ["packed" if model.is_packed else "" for model in models],
+        "STORE": [model.store or "" for model in models],
+    }
+    for heading, cells in more.items():
+        if any(cells):
+            headings.append(heading)
+            rows = [(*row, cell) for row, cell in zip(rows, cells, strict=True)]
     show_table(headings, rows)
 
 
@@ -153,9 +156,15 @@ def _list_row(model: ListedModel | BrokenModel) -> tuple[object, ...]:
 
     if isinstance(model, BrokenModel):
         return (model.name, "", "", "broken", "", "", model.error.message[:LONGEST_REASON])
-    parameters = count(model.parameters) if model.parameters else ""  # of an unread GGUF file
-    weights = (model.quant_type, bits(model.bits_per_weight), parameters)
-    return (model.name, model.id.short, size(model.size), *weights, age(model.modified))
+    return (
+        model.name,
+        model.id.short,
+        size(model.size),
+        model.quant_type,
+        bits(model.bits_per_weight),
+        count(model.parameters) if model.parameters else "",  # of an unread GGUF file
+        age(model.modified),
+    )
 
 
 def show(
@@ -204,8 +213,7 @@ def show(
     from blobstore.store.stored_model import StoredModel
     from blobstore.views.results import ShownModel
 
-    access = registry_access(insecure, ca_file)
-    opened, asked = model_at(name, model, access, store, lower)
+    opened, asked = model_at(name, model, registry_access(insecure, ca_file), store, lower)
     home = opened.holder(asked)
     full = home.find(asked)
     manifest = home.manifests.read(full)
@@ -234,23 +242,26 @@ def show(
         show_coverage(covered)
     if tensors:
         emit()
-        rows = [
-            (one.name, one.type_text, shape(one.shape), size(one.nbytes))
-            for one in in_number_order(stored)
-        ]
-        show_table(("TENSOR", "TYPE", "SHAPE", "SIZE"), rows)
+        show_table(
+            ("TENSOR", "TYPE", "SHAPE", "SIZE"),
+            [
+                (one.name, one.type_text, shape(one.shape), size(one.nbytes))
+                for one in in_number_order(stored)
+            ],
+        )
 
 
 def _show_model(model: ShownModel) -> None:
     from blobstore.store.stored import bytes_by_type, weights_by_type
 
     details = model.details
-    parameters = f"{count(details.parameters)} ({details.parameters:,})"
     facts = {
         "name": details.name,
         "id": details.id,
         "architecture": details.architecture,
-        "parameters": parameters if details.parameters else None,
+        "parameters": f"{count(details.parameters)} ({details.parameters:,})"
+        if details.parameters
+        else None,
         "type": details.quant_type or None,
         "weights": counts(weights_by_type(model.tensors)) or None,
         "bits per weight": bits(details.bits_per_weight) or None,
@@ -264,8 +275,9 @@ def _show_model(model: ShownModel) -> None:
         "state": "packed" if details.is_packed else None,
     }
     for verdict in details.runs_in:
-        answer = f"{verdict.runs.value}: {with_flags(verdict.reason)} ({verdict.version})"
-        facts[f"runs in {verdict.runtime}"] = answer
+        facts[f"runs in {verdict.runtime}"] = (
+            f"{verdict.runs.value}: {with_flags(verdict.reason)} ({verdict.version})"
+        )
     show_facts({key: value for key, value in facts.items() if value is not None})
 
 
@@ -294,8 +306,10 @@ def rm(
 
 def _show_removal(done: RemovedModel) -> None:
     removal = done.removal
-    gone = f"{counted(len(removal.removed), 'blob')}, {size(removal.removed_bytes)}"
-    emit(f"Removed {done.name}: {gone}")
+    emit(
+        f"Removed {done.name}: {counted(len(removal.removed), 'blob')}, "
+        f"{size(removal.removed_bytes)}"
+    )
     if removal.reason is not None:
         emit(f"Kept {blobs(len(removal.kept), removal.kept_bytes)}: {removal.reason}")
 
@@ -337,8 +351,7 @@ def cp(
         _give_name("Copied", opened, asked, rename, as_json)
     else:
         there = store_at(to, wait, may_be_new=True)
-        copy = _copy_to(opened, asked, wanted, there, jobs, force)
-        show_result(copy, _show_copy, as_json)
+        show_result(_copy_to(opened, asked, wanted, there, jobs, force), _show_copy, as_json)
 
 
 def _copy_to(
@@ -349,21 +362,21 @@ def _copy_to(
 
     if Path(source.address) in (Path(target.address), *Path(target.address).parents):
         what = "is" if source.address == target.address else "is in"
-        message = f"{target.address} {what} the store that the model is in"
-        raise UsageError(message, hint="Leave --to out, and give a NEW_NAME.")
+        raise UsageError(
+            f"{target.address} {what} the store that the model is in",
+            hint="Leave --to out, and give a NEW_NAME.",
+        )
     target_name = target.target(wanted)
     if not replace and id_of(target, target_name) not in (None, id_of(source, source.find(name))):
         raise already_exists(target_name)  # before gigabytes are copied
-    pairs = {str(name): str(wanted)}
-    (done,) = with_bar(blobstore.transfer, pairs, source, target, jobs=jobs)
+    (done,) = with_bar(blobstore.transfer, {str(name): str(wanted)}, source, target, jobs=jobs)
     return CopiedModel(done, target.address)
 
 
 def _show_copy(copy: CopiedModel) -> None:
     done = copy.done
     ways = {how: getattr(done, how) for how in ("there", "linked", "cloned", "copied")}
-    where = f"{done.name} in {printable(copy.store)}"
-    emit(f"Copied {done.source} to {where}: {amounts(ways)}")
+    emit(f"Copied {done.source} to {done.name} in {printable(copy.store)}: {amounts(ways)}")
 
 
 def mv(

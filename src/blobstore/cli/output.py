@@ -183,9 +183,10 @@ def fail(message: str, hint: str | None = None) -> None:
         _remark("Hint:", _CYAN, with_flags(hint))
 
 
-def note(text: str) -> None:
-    """Print ``Note: …`` on stderr: what to know with the result."""
-    _remark("Note:", _YELLOW, with_flags(text))
+def note(*texts: str) -> None:
+    """Print ``Note: …`` on stderr for each text: what to know with the result."""
+    for text in texts:
+        _remark("Note:", _YELLOW, with_flags(text))
 
 
 def say_empty(address: str) -> None:
@@ -237,7 +238,7 @@ def show_table(headings: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
 
 def show_facts(facts: Mapping[str, object]) -> None:
     """Print names and values, one pair a line, the values in one column."""
-    width = max(map(len, facts))
+    width = max(map(len, facts), default=0)
     for name, value in facts.items():
         emit(f"{name.ljust(width)}   {printable(str(value))}")
 
@@ -310,8 +311,10 @@ def show_coverage(coverage: Coverage) -> None:
     tensors, files = coverage.tensors, coverage.files
     lines = [f"{_share(tensors, 'tensor')} and {_share(files, 'file')} stored"]
     if tensors.source is None:
-        why = "the model was not imported by blobstore with the default profile"
-        lines.append(f"The source is unknown: {why}")
+        lines.append(
+            "The source is unknown: the model was not imported by blobstore with the default"
+            " profile"
+        )
     lines += [
         f"{number:,} of the tensors belong to the {head}" for head, number in coverage.heads.items()
     ]

@@ -187,8 +187,7 @@ def _opened_artifact(
     with blobstore.open_artifact(
         name, store, kind, **options, jobs=jobs, progress=progress
     ) as made:
-        for text in made.notes:
-            note(text)
+        note(*made.notes)
         yield made
 
 
@@ -431,9 +430,10 @@ def sign(
         _generate(generate)
         return
     if not names or key is None:
-        hint = "blobstore sign NAME --key FILE, or --generate-key PREFIX to make a key pair."
-        raise UsageError("sign needs a NAME and a --key", hint=hint)
-
+        raise UsageError(
+            "sign needs a NAME and a --key",
+            hint="blobstore sign NAME --key FILE, or --generate-key PREFIX to make a key pair.",
+        )
     opened = store_at(store, wait)
     signed_for = identity_of(identity)
     full_names = [opened.holder(name).find(name) for name in names]

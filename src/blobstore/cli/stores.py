@@ -158,7 +158,9 @@ def stores_at(
     """
     if lower is not None and "" in lower:
         raise UsageError("--lower is empty", hint="Is a variable unset?")
-    folders = lower or [part for part in places_of(os.environ.get("BLOBSTORE_LOWER", "")) if part]
+    # Colons separate the folders and addresses, but for those of addresses.
+    exported = re.split(rf"{os.pathsep}(?!//)", os.environ.get("BLOBSTORE_LOWER", ""))
+    folders = lower or list(filter(None, exported))
     upper = store_at(folder, wait_s, may_be_new=may_be_new or bool(folders), cache=cache)
     below = [store_at(folder, cache=cache) for folder in folders]
     if lower is None:  # an exported variable may name the store itself
@@ -212,8 +214,10 @@ def cached_stores_at(
     opened = stores_at(store, lower, cache=(cache, cache_size), may_be_new=may_be_new)
     is_asked_for = cache is not None or cache_size is not None
     if is_asked_for and not any(home.has_cache for home in (opened.upper, *opened.lower)):
-        message = f"a cache is for a store in a bucket, and {opened.address} is a folder"
-        raise UsageError(message, hint="Leave out --cache and --cache-size.")
+        raise UsageError(
+            f"a cache is for a store in a bucket, and {opened.address} is a folder",
+            hint="Leave out --cache and --cache-size.",
+        )
     return opened
 
 
@@ -231,8 +235,10 @@ def folder_store_at(
     """Return the store of `store_at`. Raises: UsageError if it is in a bucket."""
     store = store_at(folder, wait_s, may_be_new=may_be_new)
     if store.root is None:
-        message = f"{command} is for a store in a folder, and {store.address} is a bucket"
-        raise UsageError(message, hint="blobstore cp --to DIR copies a model to a folder.")
+        raise UsageError(
+            f"{command} is for a store in a folder, and {store.address} is a bucket",
+            hint="blobstore cp --to DIR copies a model to a folder.",
+        )
     return store
 
 
@@ -256,11 +262,6 @@ def bucket_options(address: str) -> dict[str, str]:
     if "AZURE_ENDPOINT" in names and os.environ.get("AZURE_STORAGE_USE_EMULATOR"):
         options["use_emulator"] = os.environ["AZURE_STORAGE_USE_EMULATOR"]
     return options
-
-
-def places_of(text: str) -> list[str]:
-    """Return the folders and addresses of a list that colons separate."""
-    return re.split(rf"{re.escape(os.pathsep)}(?!//)", text)
 
 
 InsecureOption = Annotated[
@@ -347,8 +348,10 @@ def home_at(text: str, access: blobstore.RegistryAccess) -> Any:
     if Path(text).is_file():
         return blobstore.open_archive(text)
     if _REGISTRY.fullmatch(text) is None:
-        hint = "Write HOST, HOST/NAMESPACE/MODEL, s3://BUCKET/PREFIX, a folder or an archive."
-        raise UsageError(f"{text!r} is not a place of models", hint=hint)
+        raise UsageError(
+            f"{text!r} is not a place of models",
+            hint="Write HOST, HOST/NAMESPACE/MODEL, s3://BUCKET/PREFIX, a folder or an archive.",
+        )
     return access.open_all(text)
 
 

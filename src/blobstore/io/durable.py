@@ -170,9 +170,7 @@ def _find_libc() -> ctypes.CDLL | None:
     if sys.platform != "linux" or _kernel_version() < _SYNCFS_REPORTS_ERRORS:
         return None
     library = ctypes.CDLL(None, use_errno=True)
-    if not all(hasattr(library, name) for name in _CALLS):
-        return None
-    return library
+    return library if all(hasattr(library, name) for name in _CALLS) else None
 
 
 def _kernel_version() -> tuple[int, int]:
@@ -356,8 +354,9 @@ def check_one_mount(folder: Path, place: Path) -> None:
     with os_errors("write", place):
         is_one = not place.exists() or _is_one_mount(folder, place)
     if not is_one:
-        message = f"{place} and {folder.parent} must be on the same file system"
-        raise StorageError(message, path=str(place))
+        raise StorageError(
+            f"{place} and {folder.parent} must be on the same file system", path=str(place)
+        )
 
 
 def _is_one_mount(folder: Path, place: Path) -> bool:
@@ -381,13 +380,8 @@ def append_file(path: Path, data: bytes) -> None:
     A link is an error, and so is a FIFO. Raises: OSError.
     """
     flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
-    fd = os.open(path, flags, FILE_MODE)
-    try:
-        view = memoryview(data)
-        while view:
-            view = view[os.write(fd, view) :]
-    finally:
-        os.close(fd)
+    with os.fdopen(os.open(path, flags, FILE_MODE), "ab") as file:
+        file.write(data)
 
 
 def replace_file(

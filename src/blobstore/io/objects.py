@@ -415,7 +415,10 @@ class Bucket:
                     raise
             else:
                 if at < end:
-                    raise self._short(key)
+                    place = self.place(key)
+                    raise ShortReadError(
+                        f"{place} ends before the bytes that were asked for", path=place
+                    )
 
     def head(self, key: str) -> ObjectState:
         with object_errors("read", self.place(key)):
@@ -547,17 +550,13 @@ class Bucket:
         key = meta["path"].removeprefix(self._prefix)
         return ObjectState(key, meta["size"], _version(meta), meta["last_modified"])
 
-    def _changed(self, key: str) -> CorruptDataError:
-        place = self.place(key)
-        return CorruptDataError(f"{place} changed while it was read", path=place)
-
-    def _short(self, key: str) -> ShortReadError:
-        place = self.place(key)
-        return ShortReadError(f"{place} ends before the bytes that were asked for", path=place)
-
     def _wrong(self, key: str, what: str) -> RemoteError:
         place = self.place(key)
         return RemoteError(f"{place}: its server {what} (rule R1)", rule="R1", path=place)
+
+    def _changed(self, key: str) -> CorruptDataError:
+        place = self.place(key)
+        return CorruptDataError(f"{place} changed while it was read", path=place)
 
 
 @dataclass(eq=False)

@@ -58,8 +58,13 @@ def kept_quality(home: Readable, name: ModelName, digest: Digest) -> KeptQuality
     record = read_record(_owner(home, name).results, _key(digest), _Record)
     if record is None:
         return KeptQuality(name, digest)
-    measured = datetime.fromisoformat(record["measured"])
-    return KeptQuality(name, digest, measured, record["against"], record["result"])
+    return KeptQuality(
+        name,
+        digest,
+        datetime.fromisoformat(record["measured"]),
+        record["against"],
+        record["result"],
+    )
 
 
 def _owner(home: Readable, name: ModelName) -> Readable:

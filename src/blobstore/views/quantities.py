@@ -12,12 +12,9 @@ UNITS = ("B", "KB", "MB", "GB", "TB")
 
 def size(nbytes: int) -> str:
     """Return a size as people write it: ``5.9 MB`` (powers of 1000, as Ollama)."""
-    value = float(nbytes)
-    for unit in UNITS:
-        if value < 999.5 or unit == UNITS[-1]:  # noqa: PLR2004  # 999.5 would be shown as 1000
-            return f"{value:.0f} {unit}" if unit == "B" else f"{value:.3g} {unit}"
-        value /= 1000
-    raise AssertionError("the last unit takes every size")
+    # 999.5 would be shown as 1000 of its unit.
+    power = sum(nbytes >= 999.5 * 1000**step for step in range(len(UNITS) - 1))
+    return f"{nbytes / 1000**power:{'.3g' if power else '.0f'}} {UNITS[power]}"
 
 
 def shape(dims: Sequence[int]) -> str:
@@ -40,8 +37,9 @@ def bits(number: float | None) -> str:
 
 def natural(name: str) -> list[tuple[int, str]]:
     """Return the key that sorts names as people do: layer 2 before layer 10."""
-    words = _DIGITS.split(name)
-    return [(int(word) if index % 2 else -1, word) for index, word in enumerate(words)]
+    return [
+        (int(word) if index % 2 else -1, word) for index, word in enumerate(_DIGITS.split(name))
+    ]
 
 
 def _largest_first(numbers: Mapping[str, int]) -> list[tuple[str, int]]:

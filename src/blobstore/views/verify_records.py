@@ -33,9 +33,11 @@ def read_record(results: ResultFolder | None, key: str, kind: type) -> dict[str,
         record: dict[str, Any] = json.loads(text)
         check(record, schema, definitions)
     except (ValueError, RecursionError) as error:
-        message = f"{path} is damaged: {error}"
-        hint = f"Run {key.partition('/')[0]} again: it is replaced."
-        raise DocumentError(message, path=path, hint=hint) from error
+        raise DocumentError(
+            f"{path} is damaged: {error}",
+            path=path,
+            hint=f"Run {key.partition('/')[0]} again: it is replaced.",
+        ) from error
     return record
 
 
@@ -83,14 +85,13 @@ def keep_verify(store: Any, result: VerifyResult, *, quick: bool, sample: str | 
         "broken": result.broken,
         "odd": result.odd,
     }
-    listed: Any = {kind: rows[:MOST_ROWS] for kind, rows in faults.items()}
     record = _Record(
         version=1,
         verified=datetime.now(UTC),
         quick=quick,
         sample=sample,
         **{kind: len(rows) for kind, rows in faults.items()},
-        result=replace(result, **listed),
+        result=replace(result, **{kind: rows[:MOST_ROWS] for kind, rows in faults.items()}),
     )
     results.keep("verify", to_json(record).encode())
 
