@@ -29,7 +29,8 @@ _LONGEST_MEANING = 80
 _CHOICES = re.compile(r"[a-z0-9-]+(?:\|[a-z0-9-]+)+")
 _MODELS = frozenset(("NAME", "A", "B", "TARGET", "MODEL"))
 _PATHS = frozenset(("SOURCE", "FILE", "DIR", "TARGET"))
-_BASH = r"""_blobstore() {
+_SCRIPTS = {
+    "bash": r"""_blobstore() {
     local line="${COMP_LINE:0:COMP_POINT}" word meaning files=
     # Readline replaces only the part after the last : or =, so the part before it is left out.
     local done="${line##*[[:space:]]}"
@@ -40,10 +41,8 @@ _BASH = r"""_blobstore() {
     done < <("$1" complete --line "$line" 2>/dev/null)
     [[ -n $files ]] || compopt +o default 2>/dev/null
 }
-complete -o default -F _blobstore blobstore"""
-
-
-_ZSH = r"""#compdef blobstore
+complete -o default -F _blobstore blobstore""",
+    "zsh": r"""#compdef blobstore
 _blobstore() {
     local -a found
     local line files word meaning
@@ -57,10 +56,12 @@ _blobstore() {
     (( $#found )) && _describe blobstore found
     [[ -n $files ]] && _files
 }
-if [[ $funcstack[1] == _blobstore ]]; then _blobstore "$@"; else compdef _blobstore blobstore; fi"""
-
-
-_FISH = r"""function __blobstore_complete
+if [[ $funcstack[1] == _blobstore ]]; then
+    _blobstore "$@"
+else
+    compdef _blobstore blobstore
+fi""",
+    "fish": r"""function __blobstore_complete
     set -l words (commandline -opc)
     set -l current (commandline -ct)
     for line in ($words[1] complete -- $words[2..-1] "$current" 2>/dev/null)
@@ -71,10 +72,8 @@ _FISH = r"""function __blobstore_complete
         end
     end
 end
-complete --command blobstore --no-files --arguments '(__blobstore_complete)'"""
-
-
-_SCRIPTS = {"bash": _BASH, "zsh": _ZSH, "fish": _FISH}
+complete --command blobstore --no-files --arguments '(__blobstore_complete)'""",
+}
 
 
 def completion(
@@ -178,8 +177,8 @@ def answers_for(
     elif position.option is None and _is_group(position.command):
         return _matches(current, _described_commands(position.command))
     kinds = frozenset(position.metavar.split("|"))
-    fitting = _matches(current, ((word, "") for word in _words(position, models, kinds)))
-    answers: list[Answer] = [(start + word, "") for word, _ in fitting]
+    words_here = _words(position, models, kinds)
+    answers = [(start + word, "") for word in words_here if word.startswith(current)]
     return [*answers, FILES] if kinds & _PATHS else answers
 
 

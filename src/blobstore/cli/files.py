@@ -6,7 +6,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, BinaryIO
+from typing import TYPE_CHECKING, Annotated, Any, BinaryIO
 
 import typer
 from typer import Argument, Option
@@ -44,6 +44,7 @@ from blobstore.cli.stores import (
     stores_at,
 )
 from blobstore.errors import NotFoundError, UsageError, quoted
+from blobstore.io.durable import os_errors
 
 if TYPE_CHECKING:
     from blobstore.names import ModelName
@@ -255,25 +256,31 @@ def export(
 
     It contains shards and their index, the config and the tokenizer.
     """
-    from blobstore.export.planned_files import AS_SOURCE
-
-    if form == "mlx":
-        from blobstore.model.on_mlx_lm import without_package_code
-
-        without_package_code()
     result = with_bar(
         blobstore.export_model,
         name,
         folder,
         store=cached_stores_at(store, lower, cache, cache_size),
-        format=form,
-        dequantize=dequantize,
-        max_shard_size=AS_SOURCE if max_shard_size == AS_SOURCE else parse_size(max_shard_size),
         jobs=jobs,
         verify=verify,
+        **export_options(format=form, dequantize=dequantize, max_shard_size=max_shard_size),
     )
     note(*result.notes)
     show_result(result, _show_export, as_json)
+
+
+def export_options(**given: str | None) -> dict[str, Any]:
+    """Return those of an export's options that are given, as `export_model` takes them."""
+    from blobstore.export.planned_files import AS_SOURCE
+
+    options: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+    if options.get("format") == "mlx":
+        from blobstore.model.on_mlx_lm import without_package_code
+
+        without_package_code()
+    if (most := options.get("max_shard_size", AS_SOURCE)) != AS_SOURCE:
+        options["max_shard_size"] = parse_size(most)
+    return options
 
 
 def _show_export(result: blobstore.ExportResult) -> None:
@@ -363,7 +370,6 @@ def remove_metadata(
 
 def _parse(text: str) -> dict[str, str | None]:
     from blobstore.formats.strictjson import parse_object
-    from blobstore.io.durable import os_errors
 
     if text == _PIPE:
         with os_errors("read", "standard input"):

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from typer import Argument, Option
 
 import blobstore
+from blobstore.cli.files import export_options
 from blobstore.cli.output import (
     Jobs,
     JsonOption,
@@ -23,7 +24,6 @@ from blobstore.cli.output import (
     counted,
     emit,
     note,
-    parse_size,
     printable,
     progress_bar,
     show_replaced,
@@ -43,6 +43,7 @@ from blobstore.cli.stores import (
     store_at,
 )
 from blobstore.errors import UsageError
+from blobstore.io.durable import os_errors, read_own, write_new_file
 
 if TYPE_CHECKING:
     from blobstore.formats.signatures import DockerReference
@@ -174,16 +175,7 @@ def _opened_artifact(
     jobs: int | None,
     progress: Progress | None,
 ) -> Iterator[Readable]:
-    from blobstore.export.planned_files import AS_SOURCE
-
-    options: dict[str, Any] = dict(given)
-    if options.get("format") == "mlx":
-        from blobstore.model.on_mlx_lm import without_package_code
-
-        without_package_code()
-    shard = options.get("max_shard_size", AS_SOURCE)
-    if shard != AS_SOURCE:
-        options["max_shard_size"] = parse_size(shard)
+    options = export_options(**given)
     with blobstore.open_artifact(
         name, store, kind, **options, jobs=jobs, progress=progress
     ) as made:
@@ -362,7 +354,6 @@ def policy_of(
 
 
 def _read_key(path: str) -> bytes:
-    from blobstore.io.durable import read_own
     from blobstore.store.signing.key_pairs import MAX_KEY_FILE
 
     return read_own(Path(path), MAX_KEY_FILE, follow=True)
@@ -452,8 +443,6 @@ def _show_signatures(models: Sequence[SignedModel]) -> None:
 
 def _generate(prefix: str) -> None:
     """Write a new pair of keys, or no file. Raises: UsageError if one exists; StorageError."""
-    from blobstore.io.durable import os_errors, write_new_file
-
     private, public = Path(f"{prefix}.key"), Path(f"{prefix}.pub")
     for path in (private, public):
         if os.path.lexists(path):

@@ -14,7 +14,7 @@ from typer import Argument, Option
 import blobstore
 from blobstore.cli.output import counted, note, parse_size, shortened
 from blobstore.errors import ModelNotFoundError, UsageError
-from blobstore.io.objects import is_bucket
+from blobstore.io.objects import is_bucket, open_bucket
 
 if TYPE_CHECKING:
     from blobstore.names import ModelName
@@ -222,8 +222,6 @@ def cached_stores_at(
 
 
 def _store_in_bucket(address: str, wait_s: float | None, cache: CacheChoice | None) -> Any:
-    from blobstore.io.objects import open_bucket
-
     kept = None if cache is None else _open_cache(*cache)
     bucket = open_bucket(address, bucket_options(address))
     return blobstore.BucketStore(bucket, cache=kept, wait_s=wait_s)
@@ -242,26 +240,33 @@ def folder_store_at(
     return store
 
 
+_ALLOWED = ("AWS_ALLOW_HTTP", "GOOGLE_ALLOW_HTTP", "AZURE_ALLOW_HTTP")
+_BUCKET_VARIABLES: dict[str, dict[str, tuple[str, ...]]] = {
+    "s3": {
+        "endpoint": ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT"),
+        "allow_http": _ALLOWED,
+    },
+    "gs": {"base_url": ("GOOGLE_BASE_URL",), "allow_http": _ALLOWED},
+    "az": {
+        "endpoint": ("AZURE_STORAGE_ENDPOINT", "AZURE_ENDPOINT"),
+        "allow_http": _ALLOWED,
+        "use_emulator": ("AZURE_STORAGE_USE_EMULATOR",),
+    },
+}
+"""The options of buckets, by scheme, and the variables for each: the first one that is set."""
+
+
 def bucket_options(address: str) -> dict[str, str]:
     """Return the settings of a bucket that the environment has and obstore does not see.
 
     obstore reads the other variables itself; an endpoint of http needs to be known before.
     """
-    names = {
-        "s3": ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT"),
-        "gs": ("GOOGLE_BASE_URL",),
-        "az": ("AZURE_STORAGE_ENDPOINT", "AZURE_ENDPOINT"),
-    }.get(address.partition("://")[0].lower(), ())
-    values = [os.environ[name] for name in names if os.environ.get(name)]
-    options = (
-        {"base_url" if "GOOGLE_BASE_URL" in names else "endpoint": values[0]} if values else {}
-    )
-    allowed = [f"{kind}_ALLOW_HTTP" for kind in ("AWS", "GOOGLE", "AZURE")]
-    if said := next(filter(None, map(os.environ.get, allowed if names else ())), None):
-        options["allow_http"] = said
-    if "AZURE_ENDPOINT" in names and os.environ.get("AZURE_STORAGE_USE_EMULATOR"):
-        options["use_emulator"] = os.environ["AZURE_STORAGE_USE_EMULATOR"]
-    return options
+    variables = _BUCKET_VARIABLES.get(address.partition("://")[0].lower(), {})
+    said = {
+        option: next(filter(None, map(os.environ.get, names)), None)
+        for option, names in variables.items()
+    }
+    return {option: value for option, value in said.items() if value is not None}
 
 
 InsecureOption = Annotated[

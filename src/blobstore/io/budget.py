@@ -78,8 +78,12 @@ class Budget:
 
         Raises: LimitExceededError.
         """
-        before = f"{what} has {nbytes:,} bytes, which makes"
-        self._take("text", nbytes, before, f"in headers and documents of {self.name}")
+        self._take(
+            "text",
+            nbytes,
+            f"{what} has {nbytes:,} bytes, which makes",
+            f"in headers and documents of {self.name}",
+        )
 
     def give_back_text(self, nbytes: int) -> None:
         """Take back a part of what was counted: the padding of a header, which is not kept."""
@@ -90,8 +94,9 @@ class Budget:
 
         Raises: LimitExceededError.
         """
-        before = f"{what} has {count:,} tensors, which makes"
-        self._take("tensors", count, before, f"in {self.name}")
+        self._take(
+            "tensors", count, f"{what} has {count:,} tensors, which makes", f"in {self.name}"
+        )
 
     def took_headers(self, nbytes: int, tensors: int) -> bool:
         """Count short headers that were read, if all are within the limits; else return False."""
@@ -103,8 +108,12 @@ class Budget:
 
     def receive(self, nbytes: int) -> None:
         """Count bytes that servers sent. Raises: LimitExceededError."""
-        after = f"bytes for the headers and documents of {self.name}"
-        self._take("received", nbytes, "servers sent", after)
+        self._take(
+            "received",
+            nbytes,
+            "servers sent",
+            f"bytes for the headers and documents of {self.name}",
+        )
 
     def seconds_left(self) -> float:
         """Return how long servers may be waited for.

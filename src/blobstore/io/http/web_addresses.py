@@ -191,9 +191,8 @@ class Proxy:
 def _is_direct(address: WebAddress, proxies: Mapping[str, str]) -> bool:
     for entry in proxies.get("no", "").lower().split(","):
         name = entry.strip().lstrip(".")
-        if name in ("*", address.host, f"{address.host}:{address.port}"):
-            return True
-        if name and address.host.endswith(f".{name}"):
+        is_named = name in ("*", address.host, f"{address.host}:{address.port}")
+        if is_named or (name and address.host.endswith(f".{name}")):
             return True
         with suppress(ValueError):  # one of the two is a name
             network = ipaddress.ip_network(name.strip("[]"), strict=False)
