@@ -102,10 +102,15 @@ def takes_import_options(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def _parameter(name: str, kind: Any, option: ImportOption) -> inspect.Parameter:
-    parse = parse_size if name == "target_size" else None
     kind = Sequence[str] if name == "adapter" else kind  # to find out if it is given twice
-    flags = [flag_of(name), *(["-f"] if name == "modelfile" else [])]
-    info = Option(*flags, metavar=option.metavar, help=option.help, parser=parse)
+    info = Option(
+        flag_of(name),
+        *(["-f"] if name == "modelfile" else []),
+        metavar=option.metavar,
+        help=option.help,
+        parser=parse_size if name == "target_size" else None,
+        callback=_only_one if name == "adapter" else None,
+    )
     return inspect.Parameter(
         name,
         inspect.Parameter.KEYWORD_ONLY,
@@ -114,18 +119,18 @@ def _parameter(name: str, kind: Any, option: ImportOption) -> inspect.Parameter:
     )
 
 
-_OPTIONS = [
-    _parameter(name, *get_args(hint))
-    for name, hint in get_type_hints(ImportArguments, include_extras=True).items()
-]
-
-
 def _only_one(adapters: list[str] | None) -> str | None:
     if adapters and len(adapters) > 1:
         raise UsageError(
             "--adapter was given twice", hint="Merge one, export, and merge the other."
         )
     return adapters[0] if adapters else None
+
+
+_OPTIONS = [
+    _parameter(name, *get_args(hint))
+    for name, hint in get_type_hints(ImportArguments, include_extras=True).items()
+]
 
 
 @takes_import_options
@@ -197,7 +202,6 @@ def import_(
     from blobstore.importer.run import name_for
     from blobstore.source.weights import FetchOptions
 
-    options["adapter"] = _only_one(options["adapter"])
     if name is None and (options["modelfile"] is not None or planned is not None):
         source, name = None, source  # as in `ollama create NAME -f Modelfile`
     if on is not None and (jobs is not None or verify_reuse):
@@ -308,7 +312,6 @@ def plan(
     **options: Any,
 ) -> None:
     """Show what an import would write. Lists its tensors and their types; nothing is stored."""
-    options["adapter"] = _only_one(options["adapter"])
     if html is not None:
         from blobstore.web.report import check_place
 

@@ -271,9 +271,9 @@ def end_soon_when_interrupted() -> None:
 
 
 def _end_when_interrupted(signals: int) -> None:
-    default = signal.default_int_handler
     while (
-        signal.SIGINT not in os.read(signals, 1) or signal.getsignal(signal.SIGINT) is not default
+        signal.SIGINT not in os.read(signals, 1)
+        or signal.getsignal(signal.SIGINT) is not signal.default_int_handler
     ):
         pass
     time.sleep(_GRACE_S)

@@ -415,10 +415,7 @@ class Bucket:
                     raise
             else:
                 if at < end:
-                    place = self.place(key)
-                    raise ShortReadError(
-                        f"{place} ends before the bytes that were asked for", path=place
-                    )
+                    raise self._short(key)
 
     def head(self, key: str) -> ObjectState:
         with object_errors("read", self.place(key)):
@@ -550,13 +547,17 @@ class Bucket:
         key = meta["path"].removeprefix(self._prefix)
         return ObjectState(key, meta["size"], _version(meta), meta["last_modified"])
 
-    def _wrong(self, key: str, what: str) -> RemoteError:
-        place = self.place(key)
-        return RemoteError(f"{place}: its server {what} (rule R1)", rule="R1", path=place)
-
     def _changed(self, key: str) -> CorruptDataError:
         place = self.place(key)
         return CorruptDataError(f"{place} changed while it was read", path=place)
+
+    def _short(self, key: str) -> ShortReadError:
+        place = self.place(key)
+        return ShortReadError(f"{place} ends before the bytes that were asked for", path=place)
+
+    def _wrong(self, key: str, what: str) -> RemoteError:
+        place = self.place(key)
+        return RemoteError(f"{place}: its server {what} (rule R1)", rule="R1", path=place)
 
 
 @dataclass(eq=False)

@@ -217,8 +217,7 @@ class JoinedReader(OpenReader):
             number = bisect_right(self._begins, offset) - 1  # the last: those before it are empty
             begin, part = self._begins[number], self._parts[number]
             length = min(len(buffer), begin + part.size - offset)
-            reader = self._open_part(number)
-            reader.readinto(part.offset + offset - begin, buffer[:length])
+            self._open_part(number).readinto(part.offset + offset - begin, buffer[:length])
             buffer, offset = buffer[length:], offset + length
 
     def _open_part(self, number: int) -> OpenReader:

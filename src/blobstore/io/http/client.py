@@ -227,8 +227,7 @@ class Reply:
             with suppress(RemoteError, LimitExceededError):  # these bytes are not needed
                 for _ in self.chunks():
                     pass
-        is_whole = self._may_last and self._left == 0
-        kept.give_back(self.address, self._connection, keep=is_whole)
+        kept.give_back(self.address, self._connection, keep=self._may_last and self._left == 0)
 
     def refuse(self, what: str) -> RemoteError:
         return RemoteError(
@@ -457,8 +456,9 @@ class HttpClient(Closing):
                 if request.method not in _SAFE and reply.status not in _REPEATING:
                     raise target.address.refuse(f"answers {request.method} with {reply.status}")
                 before = target.address
-                location = reply.field("location")
-                target = redirect_target(target, location, from_public=reply.from_public)
+                target = redirect_target(
+                    target, reply.field("location"), from_public=reply.from_public
+                )
                 if has_credentials and target.address.origin != before.origin:
                     raise before.refuse(f"redirects credentials to {target.address}")
             finally:
@@ -479,8 +479,14 @@ class HttpClient(Closing):
         try:
             with remote_errors(address, limits, connection):
                 response = connection.exchange(address, limits, request.method, fields, pieces)
-            has_body = request.method != "HEAD"
-            return Reply(target, response, connection, self._kept, limits, has_body=has_body)
+            return Reply(
+                target,
+                response,
+                connection,
+                self._kept,
+                limits,
+                has_body=request.method != "HEAD",
+            )
         except BaseException:
             connection.disconnect()
             raise

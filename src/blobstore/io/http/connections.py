@@ -89,8 +89,9 @@ class _Received(io.RawIOBase):
             return self.socket.recv_into(view)
         address, limits = self.request
         if limits.left <= 0:
-            what = f"sends more than was asked for ({limits.taken:,} bytes, headers included)"
-            raise address.refuse(what, "R1")
+            raise address.refuse(
+                f"sends more than was asked for ({limits.taken:,} bytes, headers included)", "R1"
+            )
         try:
             count = self.socket.recv_into(view[: limits.left])
         except (ConnectionResetError, ssl.SSLEOFError):
@@ -337,8 +338,12 @@ class Connections:
             host = {"Host": address.place}
             reply = connection.exchange(address, limits, "CONNECT", lambda: host, None)
             if reply.status != _OK:
-                is_busy = reply.status >= _SERVER_ERROR
-                raise _proxy_error(proxy, address, f"answers {reply.status}", temporary=is_busy)
+                raise _proxy_error(
+                    proxy,
+                    address,
+                    f"answers {reply.status}",
+                    temporary=reply.status >= _SERVER_ERROR,
+                )
             connection.finish()
             secured = self._secure(connected, address)
             failing.pop_all()
@@ -353,8 +358,7 @@ class Connections:
         return self._is_public(ip), is_link_local(ip)
 
     def _secure(self, connected: socket.socket, address: WebAddress) -> socket.socket:
-        context = _tls_context(self._ca_file)
-        return context.wrap_socket(
+        return _tls_context(self._ca_file).wrap_socket(
             connected, server_hostname=address.host, suppress_ragged_eofs=False
         )
 
