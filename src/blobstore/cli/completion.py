@@ -178,7 +178,7 @@ def answers_for(
         return _matches(current, _described_commands(position.command))
     kinds = frozenset(position.metavar.split("|"))
     words_here = _words(position, models, kinds)
-    answers = [(start + word, "") for word in words_here if word.startswith(current)]
+    answers: list[Answer] = [(start + word, "") for word in words_here if word.startswith(current)]
     return [*answers, FILES] if kinds & _PATHS else answers
 
 

@@ -157,10 +157,10 @@ def _show(inspection: blobstore.Inspection, of: int) -> None:
     show_facts({key: value for key, value in facts.items() if value})
     _show_quantizations(inspection)
     _show_values("MODELSPEC", inspection.modelspec)
-    others = {
-        key: value for key, value in inspection.metadata.items() if not key.startswith(MODELSPEC)
-    }
-    _show_values("METADATA", others)
+    _show_values(
+        "METADATA",
+        {key: value for key, value in inspection.metadata.items() if not key.startswith(MODELSPEC)},
+    )
     if inspection.notes:
         emit()
     for note in inspection.notes:
@@ -326,8 +326,8 @@ def diff(
     result = blobstore.diff_models(
         a, b, store=stores_at(store, lower, cache=CACHE), error=error, jobs=jobs
     )
-    show = partial(_show_diff, "RMSE, RELATIVE, LARGEST, COSINE" if error else "")
-    show_result(result, show, as_json)
+    heading = "RMSE, RELATIVE, LARGEST, COSINE" if error else ""
+    show_result(result, partial(_show_diff, heading), as_json)
 
 
 def _show_diff(heading: str, difference: ModelDiff) -> None:
@@ -412,9 +412,13 @@ def report(
         place_folder(Path(png))
     if output is not None:
         check_place(output, force=force)
-    opened = stores_at(store, lower, cache=CACHE)
-    other = None if against is None else model_named(against) or source_at(against, ca_file)
-    result = with_bar(model_report, name, store=opened, against=other, jobs=jobs)
+    result = with_bar(
+        model_report,
+        name,
+        store=stores_at(store, lower, cache=CACHE),
+        against=None if against is None else model_named(against) or source_at(against, ca_file),
+        jobs=jobs,
+    )
     show_result(_write_report(result, output, png, date, force), _show_report, as_json)
 
 

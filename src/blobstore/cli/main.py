@@ -317,8 +317,7 @@ def run(arguments: list[str]) -> int:
         fail(error.message, error.hint)
         return EXIT_WRONG_USE if isinstance(error, UsageError) else EXIT_FAILED
     except typer.TyperException as error:
-        context = getattr(error, "ctx", None)
-        command = context.command_path if context is not None else "blobstore"
+        command = getattr(getattr(error, "ctx", None), "command_path", "blobstore")
         fail(error.format_message(), f"{command} --help shows the usage.")
         return error.exit_code
     except ReaderGoneError:

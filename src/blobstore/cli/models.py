@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
+from itertools import compress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -218,8 +219,7 @@ def show(
     full = home.find(asked)
     manifest = home.manifests.read(full)
     own = StoredModel(full, manifest, home)
-    flags = (template, system, license_, params, modelfile)
-    parts = [part for part, is_asked in zip(PARTS, flags, strict=True) if is_asked]
+    parts = list(compress(PARTS, (template, system, license_, params, modelfile)))
     if file is not None or parts:
         if len(parts) + (file is not None) + as_json > 1:
             raise UsageError("show prints one text at a time, and not as JSON")

@@ -128,8 +128,9 @@ def _rows(node: dict[str, Any], kinds: dict[str, Any], prefix: str) -> Iterator[
         says = "" if key in node["required"] else "*optional* "
         yield f"| `{prefix}{key}` | {kind} | {(says + value.get('description', '')).strip()} |\n"
         if inner is not None:
-            is_list = kind.startswith("list")
-            yield from _rows(inner, kinds, f"{prefix}{key}{'[]' if is_list else ''}.")
+            yield from _rows(
+                inner, kinds, f"{prefix}{key}{'[]' if kind.startswith('list') else ''}."
+            )
 
 
 def _kind(value: dict[str, Any], kinds: dict[str, Any]) -> tuple[str, dict[str, Any] | None]:
