@@ -427,7 +427,6 @@ def _show_mixture(made: blobstore.ImportPlan | blobstore.ImportResult) -> None:
 
 
 _SHARD = re.compile(r"(?P<index>[0-9]{1,7})/(?P<count>[0-9]{1,7})", re.ASCII)
-_FAILED = 1
 Source = Annotated[
     str | None,
     Option("--source", metavar="SOURCE", help="Where the plan's source is now."),
@@ -482,7 +481,7 @@ def work(
 
         batch_result = Batch(blobstore.work_on_batch(batch, **settings))
         show_result(batch_result, _show_batch, as_json)
-        return _FAILED if batch_result.failed else 0
+        return 1 if batch_result.failed else 0
     if plan is None:
         raise UsageError("work needs a PLAN", hint="blobstore plan SOURCE -o PLAN writes it.")
     result = with_bar(blobstore.work_on_plan, plan, source=source, **settings)

@@ -347,8 +347,9 @@ def cp(
     asked, wanted = ModelName.parse(source), ModelName.parse(source if target is None else target)
     opened = stores_at(store, lower, wait)
     if to is None:
-        rename = partial(opened.copy, asked, wanted, replace=force)
-        _give_name("Copied", opened, asked, rename, as_json)
+        _give_name(
+            "Copied", opened, asked, partial(opened.copy, asked, wanted, replace=force), as_json
+        )
     else:
         there = store_at(to, wait, may_be_new=True)
         show_result(_copy_to(opened, asked, wanted, there, jobs, force), _show_copy, as_json)
@@ -391,8 +392,7 @@ def mv(
     """Give a model another name."""
     asked, wanted = ModelName.parse(source), ModelName.parse(target)
     opened = stores_at(store, lower, wait)
-    rename = partial(opened.move, asked, wanted, replace=force)
-    _give_name("Moved", opened, asked, rename, as_json)
+    _give_name("Moved", opened, asked, partial(opened.move, asked, wanted, replace=force), as_json)
 
 
 def _give_name(
