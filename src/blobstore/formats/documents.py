@@ -13,15 +13,16 @@ from functools import cached_property
 from typing import Annotated, Any, Literal
 
 from blobstore.errors import DocumentError, InvalidDigestError
-from blobstore.formats import strictjson
 from blobstore.formats.strictjson import (
     Between,
     Document,
     InvalidError,
     Key,
     check_limit,
+    encode,
     parse_document,
     parse_object,
+    without_none,
 )
 from blobstore.io.budget import MAX_TEXT
 from blobstore.names import Digest
@@ -94,7 +95,7 @@ class Descriptor(Document):
     @property
     def document(self) -> dict[str, Any]:
         entry = {"mediaType": self.media_type, "digest": str(self.digest), "size": self.size}
-        return entry | strictjson.without_none({"from": self.source, "name": self.name})
+        return entry | without_none({"from": self.source, "name": self.name})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -149,8 +150,8 @@ class Manifest(Document):
         shell: dict[str, Any] = {"schemaVersion": 2, "mediaType": self.media_type}
         if self.config is not None:
             shell["config"] = self.config.document
-        layers = b",".join(strictjson.encode(layer.document) for layer in self.layers)
-        return strictjson.encode(shell)[:-1] + b',"layers":[' + layers + b"]}\n"
+        layers = b",".join(encode(layer.document) for layer in self.layers)
+        return encode(shell)[:-1] + b',"layers":[' + layers + b"]}\n"
 
     @property
     def digest(self) -> Digest:
@@ -248,10 +249,7 @@ class ModelConfig(Document):
 
         Renderer, parser, requires and draft are left out if None.
         """
-        document = asdict(self)
-        for key in ("renderer", "parser", "requires", "draft"):
-            if document[key] is None:
-                del document[key]
-        if self.draft is not None:
-            document["draft"] = strictjson.without_none(asdict(self.draft))
-        return strictjson.encode(document)
+        draft = self.draft and without_none(asdict(self.draft))
+        document = asdict(self) | {"draft": draft}
+        needed = document.keys() - {"renderer", "parser", "requires", "draft"}
+        return encode({k: v for k, v in document.items() if v is not None or k in needed})

@@ -26,7 +26,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from blobstore.errors import DocumentError, UsageError, quoted
-from blobstore.formats import strictjson
 from blobstore.formats.documents import (
     LICENSE_MEDIA_TYPE,
     MESSAGES_MEDIA_TYPE,
@@ -36,7 +35,12 @@ from blobstore.formats.documents import (
     TEMPLATE_MEDIA_TYPE,
     ModelConfig,
 )
-from blobstore.formats.strictjson import Document
+from blobstore.formats.strictjson import (
+    Document,
+    check_limit,
+    encode,
+    text_of,
+)
 
 RULE = "T1"
 MAX_MODELFILE = 4 * 2**20
@@ -173,7 +177,7 @@ def encode_parameters(parameters: Mapping[str, ParameterValue]) -> bytes:
     json.NewEncoder over a Go map.
     """
     items = (
-        f'"{key}":{_float_text(value) if isinstance(value, float) else strictjson.text_of(value)}'
+        f'"{key}":{_float_text(value) if isinstance(value, float) else text_of(value)}'
         for key, value in sorted(parameters.items())
     )
     return f"{{{','.join(items)}}}\n".encode()
@@ -246,7 +250,7 @@ def read_script(raw: bytes, what: str) -> tuple[list[Command], int]:
 
 
 def _decode(raw: bytes, what: str) -> str:
-    strictjson.check_limit(what, len(raw), "bytes", MAX_MODELFILE, RULE)
+    check_limit(what, len(raw), "bytes", MAX_MODELFILE, RULE)
     encoding = "utf-16" if raw.startswith((b"\xff\xfe", b"\xfe\xff")) else "utf-8-sig"
     try:
         return raw.decode(encoding)
@@ -391,7 +395,7 @@ class Modelfile(Document):
                 size = len((text or "").encode())
             except UnicodeEncodeError:
                 raise UsageError(f"the {name} can't be encoded in UTF-8") from None
-            strictjson.check_limit(f"the {name}", size, "bytes", MAX_MODELFILE, RULE)
+            check_limit(f"the {name}", size, "bytes", MAX_MODELFILE, RULE)
         return replace(
             self,
             template=self.template if template is None else template,
@@ -414,7 +418,7 @@ class Modelfile(Document):
             (SYSTEM_MEDIA_TYPE, (self.system or "").encode()),
             *((LICENSE_MEDIA_TYPE, text.encode()) for text in self.licenses),
             (PARAMS_MEDIA_TYPE, self.parameters and encode_parameters(self.parameters)),
-            (MESSAGES_MEDIA_TYPE, messages and strictjson.encode(messages) + b"\n"),
+            (MESSAGES_MEDIA_TYPE, messages and encode(messages) + b"\n"),
         )
         return tuple((media_type, data) for media_type, data in layers if data)
 
@@ -480,5 +484,5 @@ def _check_command(command: Command, first: int, what: str) -> None:
 
 def _licenses(texts: Iterable[str]) -> tuple[str, ...]:
     licenses = tuple(text for text in texts if text)
-    strictjson.check_limit("the model", len(licenses), "licenses", MAX_LICENSES, RULE)
+    check_limit("the model", len(licenses), "licenses", MAX_LICENSES, RULE)
     return licenses

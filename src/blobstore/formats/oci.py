@@ -35,7 +35,6 @@ from pathlib import PurePosixPath
 from typing import Annotated, Any, Literal
 
 from blobstore.errors import DocumentError, InvalidNameError, UnsupportedSourceError
-from blobstore.formats import strictjson
 from blobstore.formats.documents import (
     MANIFEST_MEDIA_TYPE,
     MAX_MANIFEST,
@@ -43,7 +42,15 @@ from blobstore.formats.documents import (
     Manifest,
 )
 from blobstore.formats.dtypes import DType
-from blobstore.formats.strictjson import Document, Key, check_limit, parse_document, parse_object
+from blobstore.formats.strictjson import (
+    Document,
+    Key,
+    check_limit,
+    encode,
+    parse_document,
+    parse_object,
+    without_none,
+)
 from blobstore.names import Digest, ModelName
 
 OCI_MANIFEST_MEDIA_TYPE = "application/vnd.oci.image.manifest.v1+json"
@@ -68,7 +75,7 @@ class OciDescriptor(Descriptor):
 
     @property
     def document(self) -> dict[str, Any]:
-        annotations = strictjson.without_none({"annotations": self.annotations})
+        annotations = without_none({"annotations": self.annotations})
         return super(OciDescriptor, self).document | annotations
 
     @property
@@ -92,7 +99,7 @@ def artifact_manifest(
         "config": config.document,
         "layers": [layer.document for layer in layers],
     }
-    raw = strictjson.encode(strictjson.without_none(document))
+    raw = encode(without_none(document))
     return Manifest.parse(raw, "the manifest of an artifact")
 
 
@@ -195,7 +202,7 @@ def encode_index(models: Iterable[tuple[ModelName, bytes]]) -> bytes:
         }
         for name, raw in models
     ]
-    return strictjson.encode({"schemaVersion": 2, "mediaType": _INDEX_TYPE, "manifests": entries})
+    return encode({"schemaVersion": 2, "mediaType": _INDEX_TYPE, "manifests": entries})
 
 
 MODELPACK_ARTIFACT_TYPE = "application/vnd.cncf.model.manifest.v1+json"
@@ -252,11 +259,11 @@ def modelpack_config(
         "precision": ",".join(precisions) or None,
         "quantization": ",".join(quantization) or None,
     }
-    return strictjson.encode(
+    return encode(
         {
-            "descriptor": strictjson.without_none({"family": family, "name": name}),
+            "descriptor": without_none({"family": family, "name": name}),
             "modelfs": {"type": "layers", "diffIds": [str(digest) for digest in layers]},
-            "config": strictjson.without_none(config),
+            "config": without_none(config),
         }
     )
 

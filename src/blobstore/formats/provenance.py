@@ -15,9 +15,15 @@ from dataclasses import asdict, dataclass, field
 from typing import Annotated, Any, Literal
 
 from blobstore.errors import LimitExceededError
-from blobstore.formats import strictjson
 from blobstore.formats.documents import MAX_DOCUMENT
-from blobstore.formats.strictjson import Between, Document, parse_document
+from blobstore.formats.strictjson import (
+    Between,
+    Document,
+    encode,
+    parse_document,
+    parse_object,
+    without_none,
+)
 from blobstore.names import Digest
 
 OWN_DOCUMENT = "blobstore.json"
@@ -139,7 +145,7 @@ class Provenance(Document):
 
         Raises: DocumentError (rule B1) for another version too; LimitExceededError.
         """
-        value = strictjson.parse_object(raw, OWN_DOCUMENT, rule=RULE, limit=MAX_DOCUMENT)
+        value = parse_object(raw, OWN_DOCUMENT, rule=RULE, limit=MAX_DOCUMENT)
         return parse_document(cls, value, OWN_DOCUMENT, RULE)
 
     @property
@@ -169,9 +175,9 @@ class Provenance(Document):
             "sources": _files(self.sources),
             "coverage": self.coverage and asdict(self.coverage),
             "draft": draft,
-            "adapter": merged and strictjson.without_none(merged),
+            "adapter": merged and without_none(merged),
         }
-        raw = strictjson.encode(strictjson.without_none(document)) + b"\n"
+        raw = encode(without_none(document)) + b"\n"
         if len(raw) > MAX_DOCUMENT:
             raise LimitExceededError(
                 f"limit exceeded: {source} would have a {OWN_DOCUMENT} of {len(raw):,} bytes, "
@@ -184,6 +190,6 @@ class Provenance(Document):
 
 def _files(files: Sequence[RecordedFile]) -> list[dict[str, Any]]:
     return [
-        strictjson.without_none(asdict(file) | {"metadata": dict(sorted(file.metadata.items()))})
+        without_none(asdict(file) | {"metadata": dict(sorted(file.metadata.items()))})
         for file in files
     ]

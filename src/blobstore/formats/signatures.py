@@ -21,14 +21,18 @@ from dataclasses import dataclass
 from typing import Any
 
 from blobstore.errors import DigestMismatchError, DocumentError, InvalidNameError, quoted
-from blobstore.formats import strictjson
 from blobstore.formats.documents import Manifest
 from blobstore.formats.oci import (
     IMAGE_CONFIG_MEDIA_TYPE,
     OCI_MANIFEST_MEDIA_TYPE,
     OciDescriptor,
 )
-from blobstore.formats.strictjson import check_limit, parse_document, parse_object
+from blobstore.formats.strictjson import (
+    check_limit,
+    encode,
+    parse_document,
+    parse_object,
+)
 from blobstore.names import Digest, ModelName
 
 SIGNATURE_MEDIA_TYPE = "application/vnd.dev.cosign.simplesigning.v1+json"
@@ -124,7 +128,7 @@ class Payload:
         return payload
 
     def encode(self) -> bytes:
-        return strictjson.encode(_payload(str(self.digest), str(self.identity), None))
+        return encode(_payload(str(self.digest), str(self.identity), None))
 
 
 def _payload(digest: str, identity: str, optional: object) -> dict[str, Any]:
@@ -175,7 +179,7 @@ class Signature:
 
     def encode(self) -> bytes:
         data = base64.b64encode(self.payload).decode()
-        return strictjson.encode({**self.layer, "data": data})
+        return encode({**self.layer, "data": data})
 
 
 class SignatureLayer(OciDescriptor):
@@ -255,13 +259,13 @@ class SignatureManifest:
         if len(there) == len(self.layers):
             return self
         rootfs = {"type": "layers", "diff_ids": [layer["digest"] for layer in layers]}
-        config = strictjson.encode({"architecture": "", "os": "", "config": {}, "rootfs": rootfs})
+        config = encode({"architecture": "", "os": "", "config": {}, "rootfs": rootfs})
         digest = str(Digest.of(config))
         entry = {"mediaType": IMAGE_CONFIG_MEDIA_TYPE, "size": len(config), "digest": digest}
         # It may be missing (OCI manifest.md).
         kind = self.value.get("mediaType") or OCI_MANIFEST_MEDIA_TYPE
         changes = {"mediaType": kind, "config": entry, "layers": layers}
-        return self.parse(strictjson.encode(self.value | changes), config=config)
+        return self.parse(encode(self.value | changes), config=config)
 
 
 def tag_of(digest: Digest) -> str:

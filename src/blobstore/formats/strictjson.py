@@ -72,9 +72,6 @@ def parse(raw: bytes, *, non_finite: bool = False, values: int = MAX_VALUES) -> 
         raise StrictJsonError("values", f"it has more than {values:,} values")
     try:
         text = raw.decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise StrictJsonError("utf8", f"not UTF-8 at byte {error.start}") from None
-    try:
         value = json.loads(
             text,
             object_pairs_hook=_object,
@@ -87,6 +84,8 @@ def parse(raw: bytes, *, non_finite: bool = False, values: int = MAX_VALUES) -> 
             json.dumps(value, ensure_ascii=False).encode()
     except StrictJsonError:
         raise
+    except UnicodeDecodeError as error:
+        raise StrictJsonError("utf8", f"not UTF-8 at byte {error.start}") from None
     except UnicodeEncodeError:
         raise StrictJsonError("utf8", "a \\u escape is half of a surrogate pair") from None
     except RecursionError:
@@ -196,13 +195,15 @@ def without_none(value: Mapping[str, Any]) -> dict[str, Any]:
     return {key: item for key, item in value.items() if item is not None}
 
 
-_GO_ESCAPES = {
-    "<": "\\u003c",
-    ">": "\\u003e",
-    "&": "\\u0026",
-    "\u2028": "\\u2028",
-    "\u2029": "\\u2029",
-}
+_GO_ESCAPES = str.maketrans(
+    {
+        "<": "\\u003c",
+        ">": "\\u003e",
+        "&": "\\u0026",
+        "\u2028": "\\u2028",
+        "\u2029": "\\u2029",
+    }
+)
 _ENCODER = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan=False)
 
 
@@ -217,10 +218,7 @@ def text_of(value: Any) -> str:
     Dictionaries keep their order. Source: go/src/encoding/json/encode.go, `HTMLEscape`;
     docs/formats.md section 1.
     """
-    text = _ENCODER.encode(value)
-    for character, escaped in _GO_ESCAPES.items():
-        text = text.replace(character, escaped)
-    return text
+    return _ENCODER.encode(value).translate(_GO_ESCAPES)
 
 
 _D = TypeVar("_D", bound="Document")
@@ -317,30 +315,15 @@ def parse_document(model: type[_D], value: Any, what: str, rule: str) -> _D:
 @cache
 def check_of(kind: Any) -> Check:
     """Return the check of a type as a field can have it."""
-    origin, arguments = get_origin(kind), get_args(kind)
-    check: Check = partial(_exactly, kind)
-    if kind is Any:
-        check = lambda value: value  # noqa: E731  # as the others
-    elif kind is Digest:
-        check = _digest
-    elif isinstance(kind, type) and issubclass(kind, Document):
-        check = kind.from_json
-    elif origin is Annotated:
-        bounds = [item for item in arguments[1:] if isinstance(item, Between)]
-        check = partial(_check_bounds, check_of(arguments[0]), bounds)
-    elif origin is Literal:
-        check = partial(_one_of, arguments)
-    elif origin in (Union, UnionType):
-        check = partial(_any_of, [check_of(argument) for argument in arguments])
-    elif origin in (list, tuple):
-        check = partial(_items, check_of(arguments[0]), origin)
-    elif origin is not None:  # a mapping
-        check = partial(_members, check_of(arguments[1]))
-    return check
+    if (origin := get_origin(kind)) is not None:
+        return partial(_GENERIC.get(origin, _members), get_args(kind))
+    if isinstance(kind, type) and issubclass(kind, Document):
+        return kind.from_json
+    return _digest if kind is Digest else partial(_exactly, kind)
 
 
-def _exactly(kind: type, value: Any) -> Any:
-    if type(value) is not kind:
+def _exactly(kind: Any, value: Any) -> Any:
+    if kind is not Any and type(value) is not kind:
         raise InvalidError(f"Input should be a valid {_NOUNS.get(kind, 'null')}")
     return value
 
@@ -352,10 +335,11 @@ def _digest(value: Any) -> Digest:
         raise InvalidError(error.message) from None
 
 
-def _check_bounds(check: Check, bounds: list[Between], value: Any) -> Any:
-    checked = check(value)
-    for bound in bounds:
-        bound.check(checked)
+def _bounded(arguments: tuple[Any, ...], value: Any) -> Any:
+    checked = check_of(arguments[0])(value)
+    for bound in arguments[1:]:
+        if isinstance(bound, Between):
+            bound.check(checked)
     return checked
 
 
@@ -367,27 +351,40 @@ def _one_of(choices: tuple[str | int, ...], value: Any) -> Any:
     raise InvalidError(f"Input should be {shown}")
 
 
-def _any_of(checks: list[Check], value: Any) -> Any:
-    """Return what the first check that takes the value gives; else raise the innermost error."""
+def _any_of(kinds: tuple[Any, ...], value: Any) -> Any:
+    """Return the value as the first of the types that takes it; else raise the innermost error."""
     errors = []
-    for check in checks:
+    for kind in kinds:
         try:
-            return check(value)
+            return check_of(kind)(value)
         except InvalidError as error:
             errors.append(error)
     raise max(errors, key=lambda error: len(error.place))
 
 
-def _items(check: Check, kind: type, value: Any) -> Any:
+def _items(kind: type, arguments: tuple[Any, ...], value: Any) -> Any:
     if not isinstance(value, list | tuple):
         raise InvalidError(f"Input should be a valid {kind.__name__}")
+    check = check_of(arguments[0])
     return kind(checked_at(number, check, item) for number, item in enumerate(value))
 
 
-def _members(check: Check, value: Any) -> dict[str, Any]:
+def _members(arguments: tuple[Any, ...], value: Any) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise InvalidError("Input should be a valid dictionary")
+    check = check_of(arguments[1])
     return {key: checked_at(key, check, item) for key, item in value.items()}
+
+
+_GENERIC: Mapping[Any, Callable[[tuple[Any, ...], Any], Any]] = {
+    Annotated: _bounded,
+    Literal: _one_of,
+    Union: _any_of,
+    UnionType: _any_of,
+    list: partial(_items, list),
+    tuple: partial(_items, tuple),
+}
+"""The checks of types with arguments; all others are mappings."""
 
 
 def checked_at(place: str | int, check: Check, value: Any) -> Any:
