@@ -15,7 +15,6 @@ from support.registries import CERTIFICATE, PASSWORD, USER, Bucket, Registry, mo
 from blobstore import open_store
 from blobstore.errors import BlobStoreError
 from blobstore.store.local.store import Store
-from blobstore.store.ports import How
 from blobstore.store.registry.logins import Login, Secret
 from blobstore.store.registry.store import RegistryAccess, pull, push
 
@@ -43,8 +42,8 @@ def at(server: Registry, repository: str, tag: str = "int4") -> str:
 def test_a_second_push_and_pull_move_no_blobs(plain: Registry, store: Store, other: Store) -> None:
     manifest = commit_tensors(store, "m", SIZES)
     target, count = at(plain, "twice"), len(manifest.descriptors)
-    assert push("m", store, to=target).blobs == {How.COPIED: count}
-    assert pull(target, other, name="m").blobs == {How.COPIED: count}
+    assert push("m", store, to=target).copied.blobs == count
+    assert pull(target, other, name="m").copied.blobs == count
     assert plain.tags()["library/twice:int4"] == manifest.raw
     assert same(store, other, "m")
     for done in (
@@ -52,7 +51,7 @@ def test_a_second_push_and_pull_move_no_blobs(plain: Registry, store: Store, oth
         push("m", store, to=at(plain, "mounted")),
         pull(target, other, name="m"),
     ):
-        assert done.blobs == {How.THERE: count}
+        assert done.there.blobs == count
     assert plain.incomplete() == []
 
 

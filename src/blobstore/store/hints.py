@@ -166,10 +166,10 @@ class SummaryHints:
     def add(self, summaries: Mapping[str, Summary]) -> None:
         texts = {
             key: f"{one.size} {one.parameters} {one.tensor_bytes} {one.is_plain:d} {one.quant_type}"
+            f" {_VERSION}"
             for key, one in summaries.items()
         }
-        lines = ((key, f"{text} {_VERSION}") for key, text in texts.items())
-        self._file.add(line for line in lines if _SUMMARY.fullmatch(line[1]))
+        self._file.add(item for item in texts.items() if _SUMMARY.fullmatch(item[1]))
 
     def keep(self, keys: AbstractSet[str]) -> None:
         self._file.keep(lambda key, _text: key in keys)

@@ -64,7 +64,7 @@ from blobstore.store.sessions import (
     wrong_bytes as wrong_bytes,
 )
 
-_HEAD = 4096
+HEAD = 4096
 """Bytes in which the headers of most blobs end."""
 
 
@@ -123,7 +123,7 @@ class Blobs(Protocol):
         def header(descriptor: Descriptor) -> Header | None:
             try:
                 with self.open(descriptor) as reader:
-                    return header_of(reader, budget, first_nbytes=min(_HEAD, reader.size))
+                    return header_of(reader, budget, first_nbytes=min(HEAD, reader.size))
             except BlobStoreError:
                 return None  # it is read again, which raises the error
 

@@ -24,11 +24,9 @@ from blobstore.io.budget import Budget
 from blobstore.io.ranges import FileReader, Identity, OpenReader, digests_of
 from blobstore.io.workers import each, threads
 from blobstore.names import Digest, ModelName
-from blobstore.store.ports import Readable, checked_bytes, mismatch_error
+from blobstore.store.ports import HEAD, Readable, checked_bytes, mismatch_error
 from blobstore.store.stored import Settings, StoredTensor, stored_tensors
 
-_HEAD = 4096
-"""Bytes in which the headers of most blobs end: a page."""
 _HASHED_TOGETHER = 16
 """Blobs that a thread hashes at once: as many as the widest processors do."""
 _AT_ONCE = 4096
@@ -171,7 +169,7 @@ class StoredModel:
         `stored_tensors`; whatever the block raises, with the model and the blob.
         """
         with self.naming(layer), self.home.blobs.open(layer) as reader:
-            header = header or header_of(reader, self._budget, first_nbytes=_HEAD)
+            header = header or header_of(reader, self._budget, first_nbytes=HEAD)
             if known is not None:
                 header.check_limits(reader.name)
             tensors = list(stored_tensors(header, self._settings))

@@ -12,7 +12,6 @@ checked before a blob is read.
 from __future__ import annotations
 
 import logging
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -55,53 +54,27 @@ class Amount:
 
 @dataclass(frozen=True, slots=True)
 class TransferResult:
-    """A model that was copied from one store to another.
-
-    ``blobs`` and ``nbytes``: the numbers of blobs and bytes, by how they reached the target.
-    """
+    """A model that was copied from one store to another, and its blobs by how they got there."""
 
     KEYS = ("source", "name", "digest", "there", "moved", "signatures", "replaced")
 
     source: Annotated[ModelName, "its name in the source"]
     name: Annotated[ModelName, "its name in the target"]
     digest: Annotated[Digest, "of its manifest"]
-    blobs: Mapping[How, int]
-    nbytes: Mapping[How, int]
+    there: Annotated[Amount, "Blobs that the target already had"]
+    linked: Annotated[Amount, "Blobs that are the same file"]
+    cloned: Annotated[Amount, "Blobs that share their blocks"]
+    copied: Annotated[Amount, "Blobs that were copied"]
     signatures: Annotated[int, "those that are new in the target"] = 0
     replaced: Annotated[
         Digest | None, "for pull and load: the ID of the model that had the name before"
     ] = None
 
     @property
-    def there(self) -> Amount:
-        """Blobs that the target already had."""
-        return self._amount(How.THERE)
-
-    @property
     def moved(self) -> Amount:
         """Blobs that were sent or fetched."""
-        return self._amount(*self.blobs.keys() - {How.THERE})
-
-    @property
-    def copied(self) -> Amount:
-        """Blobs that were copied."""
-        return self._amount(How.COPIED)
-
-    @property
-    def cloned(self) -> Amount:
-        """Blobs that share their blocks."""
-        return self._amount(How.CLONED)
-
-    @property
-    def linked(self) -> Amount:
-        """Blobs that are the same file."""
-        return self._amount(How.LINKED)
-
-    def _amount(self, *ways: How) -> Amount:
-        return Amount(
-            sum(self.blobs.get(how, 0) for how in ways),
-            sum(self.nbytes.get(how, 0) for how in ways),
-        )
+        ways = (self.linked, self.cloned, self.copied)
+        return Amount(sum(one.blobs for one in ways), sum(one.nbytes for one in ways))
 
 
 def transfer(
@@ -158,12 +131,15 @@ def transfer(
                         "the signatures of %s were not copied: the target can't store them", old
                     )
                 session.publish(new, manifest)
-        blobs, nbytes = Counter[How](), Counter[How]()
+        sizes: dict[How, list[int]] = {how: [] for how in How}
         for blob in unique(manifest.descriptors):
-            how = took.get(blob.digest, How.THERE)
-            blobs[how] += 1
-            nbytes[how] += blob.size
-        return TransferResult(old, new, manifest.digest, blobs, nbytes, added)
+            sizes[took.get(blob.digest, How.THERE)].append(blob.size)
+        there, linked, cloned, copied = (
+            Amount(len(sizes[how]), sum(sizes[how]))
+            for how in (How.THERE, How.LINKED, How.CLONED, How.COPIED)
+        )
+        digest = manifest.digest
+        return TransferResult(old, new, digest, there, linked, cloned, copied, added)
 
     return [copy(old, new) for old, new in planned]
 

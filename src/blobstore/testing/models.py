@@ -30,7 +30,7 @@ from blobstore.store.care.prune import prune
 from blobstore.store.care.usage import measure_usage
 from blobstore.store.care.verify import verify
 from blobstore.store.memory import MemoryStore
-from blobstore.store.ports import Home, How, Session
+from blobstore.store.ports import Home, Session
 from blobstore.store.signing.signed_models import SignaturePolicy
 from blobstore.store.transfer import transfer
 from blobstore.testing.blobs import (
@@ -298,11 +298,11 @@ class TransferTests(HomeTests):
         commit(home, "n", b"one")
         told: list[int] = []
         (done,) = transfer(["m"], source, home, progress=lambda nbytes, _: told.append(nbytes))
-        assert (done.name, dict(done.blobs)) == (M, {How.THERE: 1, How.COPIED: 1})
+        assert (done.name, done.there.blobs, done.copied.blobs) == (M, 1, 1)
         assert sum(told) == 100_000
         assert home.manifests.read(M).raw == source.manifests.read(M).raw
         (again,) = transfer(["m"], source, home)
-        assert dict(again.blobs) == {How.THERE: 2}
+        assert (again.there.blobs, again.moved.blobs) == (2, 0)
 
 
 class _Failing(BytesReader):

@@ -17,7 +17,6 @@ from blobstore.names import Digest, ModelName
 from blobstore.store.care.verify import verify
 from blobstore.store.layered import LayeredStore
 from blobstore.store.local.store import Store
-from blobstore.store.ports import How
 from blobstore.store.transfer import transfer
 from blobstore.testing.blobs import blobs_of, commit
 
@@ -139,7 +138,7 @@ def test_a_transfer_that_fails_goes_on_where_it_stopped(tmp_path: Path) -> None:
     assert there.blobs.digests() == set()
     bad.write_bytes(blobs[-1])
     (done,) = transfer("m", here, there)
-    assert done.blobs[How.THERE] == 7
+    assert done.there.blobs == 7
     assert verify(there).is_sound
     assert list((there.root / ".blobstore" / "tmp").iterdir()) == []
 
@@ -154,7 +153,7 @@ def test_a_file_that_others_may_write_is_not_linked(tmp_path: Path, mode: int) -
     except blobstore.errors.AccessError:
         assert mode == 0  # root reads it all the same
         return
-    assert done.blobs[How.LINKED] == 0
+    assert not done.linked
     assert verify(there).is_sound
 
 

@@ -71,7 +71,6 @@ from blobstore.store.ports import (
     Readable,
     blob_not_found,
     check_blob_size,
-    checked_bytes,
     name_among,
     unique,
 )
@@ -406,10 +405,7 @@ class Archive(Closing, Readable):
         self.blobs = _Blobs(contents, self._members)
         check_layout(self._document(LAYOUT_PATH), f"{LAYOUT_PATH} of {self.address}")
         index = parse_index(self._document(INDEX_PATH), f"{INDEX_PATH} of {self.address}")
-        raw = {}
-        for blob in unique(index):
-            with self.blobs.open(blob) as reader:
-                raw[blob.digest] = checked_bytes(reader.read(0, reader.size), blob.digest)
+        raw = {blob.digest: self.blobs.read(blob) for blob in unique(index)}
         named = [(one.model, raw[one.digest]) for one in index if one.model is not None]
         self.unnamed = tuple(one.digest for one in index if one.model is None)
         """Manifests without a name, which can only be loaded under a given one."""

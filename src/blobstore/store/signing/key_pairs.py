@@ -19,11 +19,10 @@ import os
 import re
 import textwrap
 from collections.abc import Callable
-from typing import Any
+from typing import Annotated, Any
 
 from blobstore.errors import DocumentError, UsageError, install_hint
-from blobstore.formats import strictjson
-from blobstore.formats.strictjson import parse_object
+from blobstore.formats.strictjson import encode, parse_object
 from blobstore.names import Digest
 
 MAX_KEY_FILE = 64 * 2**10
@@ -46,7 +45,9 @@ Password = Callable[[], str]
 
 
 class PublicKey:
-    """A key that verifies signatures. ``name`` says in messages where it is from."""
+    """A key that verifies signatures."""
+
+    name: Annotated[str, "The key's file, or its place in the policy"]
 
     def __init__(self, key: Any, name: str) -> None:
         """Raises: UsageError for a kind of key, curve or size that is not supported."""
@@ -66,12 +67,12 @@ class PublicKey:
     @property
     def digest(self) -> Digest:
         """The sha256 of the key's SubjectPublicKeyInfo in DER."""
-        return Digest.of(self._encode("der"))
+        return Digest.of(self._encode("DER"))
 
     @property
     def pem(self) -> bytes:
         """The key in PEM."""
-        return self._encode("pem")
+        return self._encode("PEM")
 
     def verifies(self, data: bytes, value: bytes) -> bool:
         """Return True if ``value`` is a signature of ``data`` by this key."""
@@ -86,8 +87,9 @@ class PublicKey:
     def _encode(self, form: str) -> bytes:
         from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
-        encoding = Encoding.DER if form == "der" else Encoding.PEM
-        return bytes(self._key.public_bytes(encoding, PublicFormat.SubjectPublicKeyInfo))
+        return bytes(
+            self._key.public_bytes(getattr(Encoding, form), PublicFormat.SubjectPublicKeyInfo)
+        )
 
 
 class PrivateKey:
@@ -149,7 +151,7 @@ class PrivateKey:
             "cipher": {"name": "nacl/secretbox", "nonce": _text(nonce)},
             "ciphertext": _text(box.encrypt(der, nonce).ciphertext),
         }
-        lines = textwrap.wrap(_text(strictjson.encode(sealed)), 64)
+        lines = textwrap.wrap(_text(encode(sealed)), 64)
         return "\n".join(
             [f"-----BEGIN {_LABEL}-----", *lines, f"-----END {_LABEL}-----", ""]
         ).encode()

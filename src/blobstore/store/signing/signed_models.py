@@ -82,15 +82,10 @@ def same_identity(model: DockerReference, signed: DockerReference) -> bool:
 class AcceptedSignature:
     """A signature that counts: the identity that it was made for, and the key that made it."""
 
-    KEYS = ("identity", "key=key_name")
+    KEYS = ("identity", "key=key.name")
 
     identity: DockerReference
     key: PublicKey
-
-    @property
-    def key_name(self) -> str:
-        """The key's file, or its place in the policy."""
-        return self.key.name
 
 
 @dataclass(frozen=True, slots=True)

@@ -39,7 +39,6 @@ from blobstore.names import Digest, ModelName
 from blobstore.store.archive.archive import open_archive
 from blobstore.store.archive.saving import save_models
 from blobstore.store.memory import MemoryStore
-from blobstore.store.ports import How
 from blobstore.store.transfer import transfer
 from blobstore.testing.blobs import M, N, blobs_of, commit, data_of, descriptor_of
 
@@ -366,7 +365,7 @@ def test_a_pipe(tmp_path: Path, store: MemoryStore, suffix: str, names: list[str
         assert blobs_of(target, name) == blobs_of(store, name)
     with open_archive(piped(path.read_bytes())) as archive:
         done = transfer(names, archive, target)
-    assert not any(one.blobs.get(How.COPIED) for one in done)
+    assert not any(one.copied for one in done)
 
 
 def test_a_pipe_that_is_cut_is_named(files: Files) -> None:

@@ -16,7 +16,6 @@ from blobstore.io.http.client import HttpClient
 from blobstore.names import Digest, ModelName
 from blobstore.store.hints import Share
 from blobstore.store.local.store import Store
-from blobstore.store.ports import How
 from blobstore.store.registry.api import Reference
 from blobstore.store.registry.store import RegistryAccess, RegistryStore, pull, push
 from blobstore.testing.blobs import blobs_of, commit, data_of, descriptor_of
@@ -74,14 +73,14 @@ def test_a_model_comes_back_and_a_second_push_sends_its_manifest_only(
     store: Store, host: str, registry: SmallRegistry, tmp_path: Path
 ) -> None:
     done = push("m", store, to=f"{host}/ns/m:a")
-    assert (str(done.name), done.blobs) == (f"{host}/ns/m:a", {How.COPIED: 3})
+    assert (str(done.name), done.copied.blobs) == (f"{host}/ns/m:a", 3)
     other = Store(tmp_path / "other")
     pulled = pull(f"{host}/ns/m:a", other, name="n")
-    assert (pulled.digest, pulled.blobs) == (done.digest, {How.COPIED: 3})
+    assert (pulled.digest, pulled.copied.blobs) == (done.digest, 3)
     assert blobs_of(other, "n") == BLOBS
     assert other.manifest("n").raw == store.manifest("m").raw
     methods = noted(registry)
-    assert push("m", store, to=f"{host}/ns/m:b").blobs == {How.THERE: 3}
+    assert push("m", store, to=f"{host}/ns/m:b").there.blobs == 3
     assert methods.count("PUT") == 1
     assert "POST" not in methods
 
@@ -90,10 +89,10 @@ def test_blobs_are_mounted_from_where_they_were_pushed_or_pulled(
     store: Store, host: str, tmp_path: Path
 ) -> None:
     push("m", store, to=f"{host}/ns/m:a")
-    assert push("m", Store(store.root), to=f"{host}/other/n:a").blobs == {How.THERE: 3}
+    assert push("m", Store(store.root), to=f"{host}/other/n:a").there.blobs == 3
     other = Store(tmp_path / "other")
     pull(f"{host}/ns/m:a", other, name="n")
-    assert push("n", other, to=f"{host}/third/n:a").blobs == {How.THERE: 3}
+    assert push("n", other, to=f"{host}/third/n:a").there.blobs == 3
 
 
 def test_notes_that_are_wrong_do_no_harm(store: Store, host: str) -> None:
@@ -102,7 +101,7 @@ def test_notes_that_are_wrong_do_no_harm(store: Store, host: str) -> None:
     path = store.root / ".blobstore" / "hints" / "shares"
     path.write_text(f"{path.read_text()}{wrong.manifest.hex} {host} ../? nonsense\n")
     assert store.shares.read() == {wrong}
-    assert push("m", store, to=f"{host}/ns/m:a").blobs == {How.COPIED: 3}
+    assert push("m", store, to=f"{host}/ns/m:a").copied.blobs == 3
     path.write_bytes(b"x" * 2**21)
     assert store.shares.read() == set()
 
@@ -177,4 +176,4 @@ def test_a_blob_that_may_not_be_mounted_is_sent(
 ) -> None:
     push("m", store, to=f"{host}/ns/m:a")
     registry.changes.append(lambda asked: reply(status) if "mount=" in asked.target else None)
-    assert push("m", Store(store.root), to=f"{host}/other/n:a").blobs == {How.COPIED: 3}
+    assert push("m", Store(store.root), to=f"{host}/other/n:a").copied.blobs == 3
