@@ -67,12 +67,12 @@ class PublicKey:
     @property
     def digest(self) -> Digest:
         """The sha256 of the key's SubjectPublicKeyInfo in DER."""
-        return Digest.of(self._encode("DER"))
+        return Digest.of(self._encode("der"))
 
     @property
     def pem(self) -> bytes:
         """The key in PEM."""
-        return self._encode("PEM")
+        return self._encode("pem")
 
     def verifies(self, data: bytes, value: bytes) -> bool:
         """Return True if ``value`` is a signature of ``data`` by this key."""
@@ -87,9 +87,8 @@ class PublicKey:
     def _encode(self, form: str) -> bytes:
         from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
-        return bytes(
-            self._key.public_bytes(getattr(Encoding, form), PublicFormat.SubjectPublicKeyInfo)
-        )
+        encoding = Encoding.DER if form == "der" else Encoding.PEM
+        return bytes(self._key.public_bytes(encoding, PublicFormat.SubjectPublicKeyInfo))
 
 
 class PrivateKey:
