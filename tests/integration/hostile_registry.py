@@ -43,6 +43,8 @@ SLACK = 64 * 2**10
 """Bytes that may come beyond what a body declared, as the corpus says."""
 _KERNEL = 192 * 2**10
 """What the kernel may hold on both sides of a connection."""
+_WINDOW = 8 * 2**20
+"""What it may take besides of a stream that was read fast: the largest `tcp_rmem`, rounded up."""
 _SECRET, _TOKEN = "swordfish", "token-of-the-registry"  # of no account
 _SECRETS = (_SECRET, _TOKEN, "YWxpY2U6")  # the last: base64 of "alice:"
 _SIZES = (100, 20_000, 300_000)
@@ -208,8 +210,8 @@ def is_catalog(asked: Asked) -> bool:
 
 
 def _manifest_5mib(scene: Scene) -> None:
-    scene.manifest_limit = 4 * 2**20
-    long = [scene.raw.ljust(len(_ZEROS)), *[b" " * len(_ZEROS)] * 79]
+    scene.manifest_limit = 4 * 2**20 + _WINDOW
+    long = [scene.raw.ljust(len(_ZEROS)), *[b" " * len(_ZEROS)] * 500]
     scene.change(is_manifest, [unsized(200), *long])
 
 

@@ -159,7 +159,7 @@ def test_without_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "nacl.secret", None)
     with pytest.raises(UsageError, match="PyNaCl") as caught:
         PrivateKey.parse(RAW, "c.key", lambda: "x")
-    assert "blobstore[sign]" in str(caught.value.hint)
+    assert "pip install" in str(caught.value.hint)
     monkeypatch.setitem(sys.modules, "cryptography.hazmat.primitives.serialization", None)
     with pytest.raises(UsageError, match="cryptography"):
         PublicKey.parse(public_pem_of(KEYS["p256"]), "a.pub")
