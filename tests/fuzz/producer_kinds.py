@@ -146,7 +146,9 @@ def adapted(
         if end is not None and kind != "full":
             modules[own.removesuffix(end)][end] = array.astype(np.float64)
             continue
-        saved = [f"{module}." for module in said.get("modules_to_save") or ()]
+        modules_to_save = said.get("modules_to_save") or []
+        need(isinstance(modules_to_save, list), f"modules_to_save is {modules_to_save}")
+        saved = [f"{module}." for module in modules_to_save]
         is_bias = said.get("bias", "none") != "none" and own.endswith(".bias")
         is_whole = kind == "full" if not is_peft else is_bias or ".base_layer." in own
         need(is_whole or (is_peft and any(one in name for one in saved)), f"{name} is unknown")

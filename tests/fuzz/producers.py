@@ -36,7 +36,7 @@ from blobstore.source.weights import Form, SourceReaders, SourceWeight
 
 MOST_SECONDS = 60
 """By the clock, which costs less than processor time; a busy machine may take ten times longer."""
-MOST_BYTES = 2**30
+MOST_BYTES = 2**32
 IMPORT_EVERY = 8
 UNITS = {"bfloat16": 2.0**-8, "float16": 2.0**-11, "float32": 2.0**-23}
 TINY = {"bfloat16": 2.0**-133, "float16": 2.0**-24, "float32": 2.0**-149}
