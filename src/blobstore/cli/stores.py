@@ -372,7 +372,7 @@ def model_at(
     It is a stored model, else ``HOST/NAMESPACE/MODEL[:TAG][@DIGEST]`` at that registry; or the only
     model, or ``model``, of another place.
 
-    Raises: UsageError for a place without a model, or with several; as `home_at`.
+    Raises: UsageError for a path of files, a place without a model, or with several; as `home_at`.
     """
     from blobstore.store.registry.api import Reference
 
@@ -383,6 +383,11 @@ def model_at(
             hint = f"Name one after it: {shortened(names, _NAMES)}." if names else None
             raise UsageError(f"{text} has {counted(len(names), 'model')}", hint=hint)
         return home, names[0]
+    if text.startswith((".", "/")) and os.path.lexists(text):
+        raise UsageError(
+            f"{text} is a path, not a stored model",
+            hint=f"blobstore inspect {text} shows a checkpoint, blobstore import {text} stores it.",
+        )
     reference = Reference.parse(text)
     if reference.digest is None:
         opened = stores_at(store, lower)

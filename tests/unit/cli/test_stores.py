@@ -223,3 +223,4 @@ def test_places_without_models(cli: Cli, source: Path, address: str, tmp_path: P
     for text in ("qwen3", f"{tmp_path}/none.tar", "a/b/c"):
         assert "is not a place of models\nHint: Write HOST, " in cli.refused("list", text)
     assert "is not a place of models" in cli.refused("show", "m:int4", "n")
+    assert f"blobstore inspect {source} shows a checkpoint" in cli.refused("show", source)
