@@ -154,7 +154,7 @@ def adapted(
         need(is_whole or (is_peft and any(one in name for one in saved)), f"{name} is unknown")
         place = found(result, own.replace(".base_layer.", "."))
         need(array.shape == result[place].exact.shape, f"{name} does not fit")
-        exact = array.astype(np.float64)
+        exact = array.astype(result[place].dtype).astype(np.float64)  # as a model takes it
         result[place] = Values(exact, result[place].dtype, np.abs(exact))
     for module, parts in modules.items():
         name = f"{module}.weight"
@@ -227,7 +227,12 @@ def product(
         others = parts.keys() - {tall, wide, ".m", ".lora_magnitude_vector"}
         if [one.shape for one in factors] == wanted and not others:
             with np.errstate(all="ignore"):
-                both = factors[0] @ factors[1], np.abs(factors[0]) @ np.abs(factors[1])
+                # Rows and columns are rounded beside their largest values (`source/changes.py`).
+                rows = np.abs(factors[0]).max(-1, keepdims=True)
+                both = (
+                    factors[0] @ factors[1],
+                    rank * rows * np.abs(factors[1]).max(-2, keepdims=True),
+                )
             return both if not turned else (both[0].T, both[1].T)
     raise ContradictionError("factors do not fit")
 
