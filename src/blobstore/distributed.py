@@ -37,8 +37,8 @@ if TYPE_CHECKING:
     from distributed import Client
 
 _SCHEME = "dask://"
+# How often tasks are mapped, if workers or the scheduler are lost.
 _ATTEMPTS = 10
-"""How often tasks are mapped, if workers or the scheduler are lost."""
 
 
 def import_model(
@@ -197,9 +197,9 @@ def connect(address: str) -> Iterator[Client]:
         yield client
 
 
+# Locked by the one task of a worker process that makes blobs, with all of its threads: two tasks
+# would wait for Python's lock.
 _turn = threading.Lock()
-"""Locked by the one task of a worker process that makes blobs, with all of its threads: two tasks
-would wait for Python's lock."""
 
 
 def make_task(
@@ -219,8 +219,8 @@ def make_task(
         return make_tasks(plan, [tasks[number]], store, means)[0]
 
 
+# On a worker: the plan of the last import, by the import's key.
 _plans: dict[str, tuple[ImportPlan, tuple[Task, ...]]] = {}
-"""On a worker: the plan of the last import, by the import's key."""
 
 
 def _plan_again(

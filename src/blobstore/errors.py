@@ -11,8 +11,6 @@ caller has to parse a message:
 ``hint``    one sentence: what to do about it
 """
 
-from __future__ import annotations
-
 from dataclasses import KW_ONLY, dataclass
 from functools import partial
 from typing import Any, Self

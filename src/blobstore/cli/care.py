@@ -58,8 +58,8 @@ _WOULD, _DID = ("Would move", "Would remove", "Would free"), ("Moved", "Removed"
 _DURATION = re.compile(
     r"(?P<number>[0-9]{1,9}(?:\.[0-9]{1,9})?) ?(?P<unit>|[smhd])", re.ASCII | re.IGNORECASE
 )
+# Blobs, models or tensors that are shown; --json shows more.
 _SHOWN = 20
-"""Blobs, models or tensors that are shown; --json shows more."""
 
 
 def verify(

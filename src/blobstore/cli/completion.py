@@ -6,8 +6,6 @@ names of files fit too. What fits follows from the metavars of the commands: NAM
 TYPE a type, ``minmax|search`` one of the two.
 """
 
-from __future__ import annotations
-
 import re
 import shlex
 from collections.abc import Callable, Iterator, Sequence

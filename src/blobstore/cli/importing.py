@@ -410,8 +410,8 @@ def _bits(made: blobstore.ImportPlan | blobstore.ImportResult) -> str:
     return f"{made.bits_per_weight:.2f} bits per weight ({shares(made.type_bytes)})"
 
 
+# A model of which as much is of the asked type has few bits already.
 _MOSTLY = 0.95
-"""A model of which as much is of the asked type has few bits already."""
 
 
 def _show_mixture(made: blobstore.ImportPlan | blobstore.ImportResult) -> None:

@@ -6,8 +6,6 @@ Nothing heavy is imported here or at the top of the command files: ``--help`` an
 once. A command is built when it is used, from a module that is loaded then.
 """
 
-from __future__ import annotations
-
 import gc
 import importlib
 import io
@@ -32,9 +30,9 @@ from blobstore.errors import BlobStoreError, UsageError
 EXIT_FAILED = 1
 EXIT_WRONG_USE = 2
 EXIT_INTERRUPTED = 130
+# Between searches for cyclic garbage. Commands make almost none, but many objects that live on,
+# which Python would search every 700 allocations.
 _ALLOCATIONS = 200_000
-"""Between searches for cyclic garbage. Commands make almost none, but many objects that live on,
-which Python would search every 700 allocations."""
 _GRACE_S = 5.0
 _MARGIN = 6  # of a line of the help
 
@@ -102,6 +100,7 @@ HEADINGS = {
     "Scripts": {"schema": "main:schema", "completion": "completion:completion"},
 }
 """The commands by the headings of the help, in its order, and their functions in this room."""
+# The words of other programs for our commands.
 _MEANT = {
     "import": "add build convert create download quantize",
     "list": "images models ps search",
@@ -117,9 +116,8 @@ _MEANT = {
     "du": "df size",
     "--version": "version",
 }
-"""The words of other programs for our commands."""
+# Commands that use what an interrupted run of theirs left.
 _CONTINUES = frozenset(("import", "work", "pull", "push", "cp", "load", "pack", "unpack"))
-"""Commands that use what an interrupted run of theirs left."""
 _HIDDEN = {"ls": "models:list_", "complete": "completion:complete"}
 _PLACES = {
     name: place for places in (*HEADINGS.values(), _HIDDEN) for name, place in places.items()

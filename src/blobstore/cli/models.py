@@ -66,8 +66,8 @@ if TYPE_CHECKING:
     from blobstore.views.results import CopiedModel, RemovedModel, RenamedModel, ShownModel
 
 
+# Names in a note.
 _SHOWN = 20
-"""Names in a note."""
 
 
 def list_(

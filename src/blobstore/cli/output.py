@@ -98,6 +98,7 @@ _LONGEST_MESSAGE = 1000
 _RED, _YELLOW, _CYAN = 31, 33, 36
 LONGEST_REASON = 120
 """Of why something is broken, in a row of a table."""
+# The flags of options whose flags are not just their names.
 _FLAGS = {
     "rules": "--rule",
     "alignment": "--align",
@@ -107,11 +108,10 @@ _FLAGS = {
     "wait_s": "--wait",
     "realms": "--realm",
 }
-"""The flags of options whose flags are not just their names."""
+# An option as hints of the library name it: ``quant="int4"``, ``force=True``, ``draft=DIR``.
 _NAMED = re.compile(
     r"""(?<![^\s(])(`?)([a-z_]+)=(?:True|["']([^"'`]*)["']|([A-Z]+))\1(?=[\s,.;)]|$)""", re.ASCII
 )
-"""An option as hints of the library name it: ``quant="int4"``, ``force=True``, ``draft=DIR``."""
 _SIZE = re.compile(
     r"(?P<number>[0-9]{1,18}(?:\.[0-9]{1,9})?) ?(?P<unit>|[kmgt]?b)", re.ASCII | re.IGNORECASE
 )

@@ -48,9 +48,9 @@ if TYPE_CHECKING:
 _STDIN = "-"
 _WEIGHTS = (".safetensors", ".gguf")
 _DEFAULT_QUANT = "int4"
+# What a terminal shows well, and Python does not count as printable: the last two join letters, as
+# in many emoji.
 _KEPT = "\n\t\u200c\u200d"
-"""What a terminal shows well, and Python does not count as printable: the last two join letters, as
-in many emoji."""
 
 
 def run(
@@ -302,8 +302,8 @@ def figures(answer: Generation) -> str:
 
 _PROMPT = ">>> "
 _MORE = "... "
+# The terminal that knows no sequences: of Emacs, expect, and others.
 _DUMB = "dumb"
-"""The terminal that knows no sequences: of Emacs, expect, and others."""
 _QUOTES = '"""'
 _HELP = """\
   /clear          clear the conversation
@@ -438,8 +438,8 @@ def _stop_on_interrupt(answer: Generation) -> Iterator[None]:
         sys.stdout.flush()
 
 
+# A host's name, or its address; one of IPv6 has two colons at least.
 _HOST = re.compile(r"[A-Za-z0-9._-]+|\[?[0-9A-Fa-f:.]*:[0-9A-Fa-f:.]*:[0-9A-Fa-f:.]*\]?", re.ASCII)
-"""A host's name, or its address; one of IPv6 has two colons at least."""
 _ORIGIN = re.compile(r"\*|null|[A-Za-z][A-Za-z0-9+.-]*://[^\s/?#@]+/?", re.ASCII)
 
 

@@ -241,6 +241,7 @@ def folder_store_at(
 
 
 _ALLOWED = ("AWS_ALLOW_HTTP", "GOOGLE_ALLOW_HTTP", "AZURE_ALLOW_HTTP")
+# The options of buckets, by scheme, and the variables for each: the first one that is set.
 _BUCKET_VARIABLES: dict[str, dict[str, tuple[str, ...]]] = {
     "s3": {
         "endpoint": ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT"),
@@ -253,7 +254,6 @@ _BUCKET_VARIABLES: dict[str, dict[str, tuple[str, ...]]] = {
         "use_emulator": ("AZURE_STORAGE_USE_EMULATOR",),
     },
 }
-"""The options of buckets, by scheme, and the variables for each: the first one that is set."""
 
 
 def bucket_options(address: str) -> dict[str, str]:
@@ -314,11 +314,11 @@ PlaceModel = Annotated[
     str | None,
     Argument(metavar="MODEL", help="Which model, of a place that has several."),
 ]
+# A registry, or a repository or model of it. A host has a dot or a colon, as docker has it.
 _REGISTRY = re.compile(
     r"(?:https?://)?(?=localhost|[^/]*[.:])[^./:][^/:]*(?::[0-9]+)?"
     r"(?P<repository>/[^/]+/[^/]+)?/?"
 )
-"""A registry, or a repository or model of it. A host has a dot or a colon, as docker has it."""
 _ARCHIVE = (".tar", ".tgz", ".gz", ".zst")
 _NAMES = 8
 

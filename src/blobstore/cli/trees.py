@@ -1,7 +1,5 @@
 """Tables of tensors: each on a line in number order, or alike modules together in a tree."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Sequence
 from typing import Annotated, Any
 

@@ -9,8 +9,6 @@ Modelfile, and these are left out with a note. Files of the source are exported 
 file that the export makes itself gives way to one of the same name.
 """
 
-from __future__ import annotations
-
 import itertools
 import json
 import math

@@ -3,8 +3,6 @@
 Only an export that computes values imports this file, and NumPy and the kernels with it.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Mapping
 from functools import cache
@@ -51,10 +49,10 @@ from blobstore.store.stored_model import TensorBlob
 
 VALUES_AT_ONCE = 2**20
 """A multiple of every group size."""
+# Rows of a transposed weight are columns of what is stored: a multiple of every group size.
 _ROWS_AT_ONCE = 128
-"""Rows of a transposed weight are columns of what is stored: a multiple of every group size."""
+# Values of a transposed weight that are dequantized at a time.
 _BAND_VALUES = 2**20
-"""Values of a transposed weight that are dequantized at a time."""
 
 
 def value_piece(

@@ -73,13 +73,12 @@ def with_floats(value: Any) -> Any:
     return [with_floats(item) for item in value] if isinstance(value, list) else value
 
 
+# Group size and bits of settings without them.
+#
+# Source: mlx/nn/layers/quantized.py `_defaults_for_mode`, MLX 0.32.4.
 _MODE_DEFAULTS = {
     kind.mode: {"group_size": kind.group_sizes[0], "bits": kind.bits} for kind in QuantType
 } | {"affine": {"group_size": 64, "bits": 4}}
-"""Group size and bits of settings without them.
-
-Source: mlx/nn/layers/quantized.py `_defaults_for_mode`, MLX 0.32.4.
-"""
 _MODES = tuple(_MODE_DEFAULTS)
 
 
@@ -472,10 +471,10 @@ def templates_in(read: Callable[[str], bytes | None]) -> Iterator[str]:
 """Documents that may have a chat template in them."""
 _MODEL = re.compile(r'"model"\s*:\s*\{\s*"type"\s*:\s*("[^"\\]*")')
 _WHITESPACE = r"\s+(?!\S)|\s+"
+# Look-around, back references, atomic groups and possessive repetition; others are passed over.
 _NOT_IN_RE2 = re.compile(
     r"(\\[1-9])|\\[pP]\{\w*\}|\\.|\[(?:\\.|[^\]\\])*\]|(\(\?(?:[=!>]|<[=!])|[*+?}]\+)", re.DOTALL
 )
-"""Look-around, back references, atomic groups and possessive repetition; others are passed over."""
 
 
 @dataclass(frozen=True, slots=True)

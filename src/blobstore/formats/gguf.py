@@ -18,8 +18,6 @@ have that many bytes. All arrays together have 2,000,000 items at most: a tokeni
 tokens has a million.
 """
 
-from __future__ import annotations
-
 import math
 import struct
 from collections.abc import Mapping
@@ -40,8 +38,8 @@ _DEFAULT_ALIGNMENT = 32
 _MAX_DIMS = 4
 _LONG = 1000
 _MAX_I64 = 2**63 - 1
+# Value type → its struct code.
 _NUMBERS = {**dict(enumerate("BbHhIif?")), 10: "Q", 11: "q", 12: "d"}
-"""Value type → its struct code."""
 _STRING, _ARRAY = 8, 9
 _LEAST_BYTES = {kind: struct.calcsize(code) for kind, code in _NUMBERS.items()} | {_STRING: 8}
 

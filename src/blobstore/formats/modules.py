@@ -14,10 +14,10 @@ from typing import Any, Self
 
 _BITS, _GPTQ_BITS, _AWQ_BITS = range(1, 9), (2, 3, 4, 8), (4,)
 _PACKINGS = tuple(f"auto_round{kind}" for kind in ("", ":auto_gptq", ":auto_awq", ":gptqmodel"))
+# Targets with at most three repetitions, of one character each: quick for names of that length.
 _TARGET = re.compile(
     r"re:(?:[\w^$|().-]|\\[.d])*(?:(?:\.[*+]|\\d\+)(?:[\w^$|().-]|\\[.d])*){0,3}", re.ASCII
 )
-"""Targets with at most three repetitions, of one character each: quick for names of that length."""
 _LONGEST = 256
 _WORD_BITS = 32
 

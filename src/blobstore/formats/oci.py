@@ -27,8 +27,6 @@ modelpack/modctl@c8e484d6 pkg/codec/raw.go ``Decode``, pkg/modelfile/constants.g
 what).
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import PurePosixPath
@@ -57,6 +55,7 @@ OCI_MANIFEST_MEDIA_TYPE = "application/vnd.oci.image.manifest.v1+json"
 IMAGE_CONFIG_MEDIA_TYPE = "application/vnd.oci.image.config.v1+json"
 IMAGE_LAYER_MEDIA_TYPE = "application/vnd.oci.image.layer.v1.tar"
 _IMAGE = "a container image"
+# The kinds of manifests, by how the media types of their layers begin.
 _FOREIGN = {
     "application/vnd.cncf.model.": "a ModelPack artifact",
     "application/vnd.oci.image.layer.": _IMAGE,
@@ -64,7 +63,6 @@ _FOREIGN = {
     "application/vnd.docker.ai.": "a model of Docker Model Runner",
     "application/vnd.kitops.": "a ModelKit of KitOps",
 }
-"""The kinds of manifests, by how the media types of their layers begin."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,12 +209,12 @@ PATH_ANNOTATIONS = ("org.cncf.model.filepath", "org.opencontainers.image.title")
 """Where a layer's path is: ModelPack's key, and the one that oras reads (opencontainers/image-spec
 annotations.md)."""
 
+# What files are, by their suffixes.
 _KINDS = {
     **dict.fromkeys((".safetensors", ".bin", ".pt", ".pth", ".gguf"), "weight"),
     **dict.fromkeys((".md", ".pdf", ".rst"), "doc"),
     **dict.fromkeys((".py", ".sh", ".ipynb"), "code"),
 }
-"""What files are, by their suffixes."""
 _TEXTS = ("license", "licence", "copying", "notice", "readme")
 _PRECISIONS = {
     DType.F32: "float32",

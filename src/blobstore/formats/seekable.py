@@ -13,8 +13,6 @@ zstd_seekable.h ``ZSTD_SEEKABLE_MAX_FRAME_DECOMPRESSED_SIZE``; RFC 8878 sections
 header, blocks) and 3.1.2 (skippable frames).
 """
 
-from __future__ import annotations
-
 import struct
 from array import array
 from collections.abc import Iterator, Sequence
@@ -27,8 +25,8 @@ from blobstore.io.ranges import OpenReader
 FRAME_MAGIC = b"\x28\xb5\x2f\xfd"
 _MAX_FRAME = 2**30
 _MAX_SMALL_FRAME = 2**26
+# Bytes of a seek table: of 2 TB in frames of 1 MiB, or of two million files.
 _MAX_TABLE = 2**24
-"""Bytes of a seek table: of 2 TB in frames of 1 MiB, or of two million files."""
 
 _FOOTER = struct.Struct("<IBI")
 _SKIPPABLE_MAGIC = 0x184D2A5E
@@ -38,8 +36,8 @@ _MAX_FRAMES = 0x8000000
 _HAS_CHECKSUMS = 0x80
 _RESERVED = 0x7C
 _MAX_BLOCK = 2**17
+# A frame header's descriptor: a single segment, whose size has four bytes; no checksum.
 _SINGLE_SEGMENT_4_BYTES = 0xA0
-"""A frame header's descriptor: a single segment, whose size has four bytes; no checksum."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -376,6 +376,7 @@ def _members(arguments: tuple[Any, ...], value: Any) -> dict[str, Any]:
     return {key: checked_at(key, check, item) for key, item in value.items()}
 
 
+# The checks of types with arguments; all others are mappings.
 _GENERIC: Mapping[Any, Callable[[tuple[Any, ...], Any], Any]] = {
     Annotated: _bounded,
     Literal: _one_of,
@@ -384,7 +385,6 @@ _GENERIC: Mapping[Any, Callable[[tuple[Any, ...], Any], Any]] = {
     list: partial(_items, list),
     tuple: partial(_items, tuple),
 }
-"""The checks of types with arguments; all others are mappings."""
 
 
 def checked_at(place: str | int, check: Check, value: Any) -> Any:

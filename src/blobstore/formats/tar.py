@@ -13,8 +13,6 @@ Sources: POSIX.1-2024 pax, "ustar Interchange Format" and "pax Extended Header";
 manual, "Basic Tar Format" (types ``L`` and ``S``, numbers in base 256).
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass

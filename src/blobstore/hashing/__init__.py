@@ -6,8 +6,6 @@ loaded, a measurement of a tenth of a millisecond chooses a method for each numb
 digests do not depend on it.
 """
 
-from __future__ import annotations
-
 import hashlib
 import mmap
 from collections.abc import Sequence

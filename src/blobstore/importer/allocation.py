@@ -21,8 +21,6 @@ sums are taken in float64, in an order that neither threads nor the machine chan
 out is rounded to `_DIGITS` significant digits.
 """
 
-from __future__ import annotations
-
 import math
 import threading
 from collections import defaultdict
@@ -55,8 +53,8 @@ from blobstore.source.weights import (
 
 AT_ONCE = 8
 """Threads that measure at the same time, where the processor's cores are fewer."""
+# Bytes that are fetched rather than asked for around: a request takes about as long.
 _GAP = 2**20
-"""Bytes that are fetched rather than asked for around: a request takes about as long."""
 _MOST = 8 * 2**20
 
 
@@ -108,8 +106,8 @@ class _Cancelling(threading.Event):
 
 SAMPLE = 2**22
 """Weights that are measured of a tensor, or of all of a group of experts, when there are more."""
+# Weights that a thread works on at a time: a whole number of groups of every type.
 _CHUNK = 2**18
-"""Weights that a thread works on at a time: a whole number of groups of every type."""
 _DIGITS = 6
 
 

@@ -200,8 +200,8 @@ CHUNK = 4 * 2**20
 """Bytes of source values that are read at a time at most."""
 RUN = 2**20
 """Bytes of a run at most."""
+# Values of fewer bits are not read in larger chunks than BF16 values.
 _VALUE_BYTES = 2
-"""Values of fewer bits are not read in larger chunks than BF16 values."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,8 +7,6 @@ x/create/client/create.go and x/create/capabilities.go, model/parsers, and the r
 fixtures/ollama-records.
 """
 
-from __future__ import annotations
-
 import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -232,12 +230,12 @@ def _is_of_mtp(inventory: Inventory) -> Callable[[str], bool]:
     return is_of_mtp
 
 
+# A plan that misses more than this share of what the asked type could save is explained.
 _FAR = 0.5
-"""A plan that misses more than this share of what the asked type could save is explained."""
+# Kinds of tensors that are named at most.
 _NAMED = 3
-"""Kinds of tensors that are named at most."""
+# The share of all bytes that makes a kind worth naming.
 _LARGE = 0.05
-"""The share of all bytes that makes a kind worth naming."""
 _NUMBER = re.compile(r"(?<=\.)[0-9]+(?=\.)", re.ASCII)
 
 
@@ -263,8 +261,8 @@ def experts_note(
         )
 
 
+# Bytes of float32 values a second that the gguf package makes on one core.
 _GGUF_BYTES_S = 60_000_000
-"""Bytes of float32 values a second that the gguf package makes on one core."""
 
 
 def fp8_note(blobs: Iterable[PlannedBlob], options: ImportOptions) -> Iterator[str]:

@@ -257,8 +257,8 @@ class ImportOptions:
         return PAGE if is_large else _DEFAULT_ALIGNMENT
 
 
+# One value for all tensors of a type and a group size.
 _quantization = lru_cache(maxsize=64)(Quantization)
-"""One value for all tensors of a type and a group size."""
 
 
 def _check(options: ImportOptions) -> None:

@@ -55,8 +55,8 @@ from blobstore.source.weights import SourceWeight, named_twice
 from blobstore.store.stored import stored_tensors
 
 _MAX_DIGITS = 9
+# Characters from which on the name of an array may be beyond `Header.check_limits`.
 _LONG_NAME = 10_000
-"""Characters from which on the name of an array may be beyond `Header.check_limits`."""
 
 
 def packed_order(group: str, weights: Iterable[SourceWeight]) -> list[SourceWeight]:

@@ -11,8 +11,6 @@ recorded plans: create.go `tensorImportTransformRegistry` names the architecture
 has what they share, and each rule below names its file.
 """
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Callable, Collection, Sequence
@@ -298,15 +296,14 @@ _RULES: dict[str, Callable[[SourceConfig], TypesOf]] = {
     "MuseGlimmerForConditionalGeneration": _glimmer,
 }
 
+# mlx-lm divides the head of these models by its norms as it loads it.
+#
+# It would take codes for values, so the head is kept. Source: mlx_lm 0.32.2 models/bailing_moe.py,
+# bailing_moe_linear.py (where ``norm_head`` is set), baichuan_m1.py, `sanitize`.
 _NORMALIZED_HEAD = (
     _table(0, _Row(r"lm_head\.weight\Z", "nothing")),
     "is normalised by mlx-lm as it is loaded",
 )
-"""mlx-lm divides the head of these models by its norms as it loads it.
-
-It would take codes for values, so the head is kept. Source: mlx_lm 0.32.2 models/bailing_moe.py,
-bailing_moe_linear.py (where ``norm_head`` is set), baichuan_m1.py, `sanitize`.
-"""
 
 
 def policy_for(

@@ -225,6 +225,7 @@ _CONV1D = InputsFirst(
     r"(?:transformer\.|encoder\.)?h\.[0-9]+\.(?:(?:attn|crossattention)\.(?:c_attn|q_attn)|mlp\.c_fc)\.weight",
     r"(?:transformer\.|encoder\.)?h\.[0-9]+\.(?:attn|crossattention|mlp)\.c_proj\.weight",
 )
+# By config.json's ``model_type``.
 _ROWS: Mapping[str, InputsFirst] = {
     **dict.fromkeys(("gpt2", "openai-gpt", "imagegpt", "decision_transformer"), _CONV1D),
     **dict.fromkeys(
@@ -245,7 +246,6 @@ _ROWS: Mapping[str, InputsFirst] = {
     # of its own.
     "dbrx": InputsFirst(r"(?!)", r"transformer\.blocks\.[0-9]+\.ffn\.experts\.mlp\.w2"),
 }
-"""By config.json's ``model_type``."""
 
 
 def inputs_first(

@@ -155,11 +155,10 @@ class RuleBook:
 _LARGEST_FILE = 2**20
 _MOST_DOTS = 64
 _PART = rb"""(?:[\w-]++|"[^"\n]*+"|'[^'\n]*+')[ \t]*+\.[ \t]*+"""
+# tomllib's time is quadratic in the dots of a key.
+#
+# Source: CPython Lib/tomllib/_parser.py `key_value_rule`, `create_dict_rule`.
 _DOTTED = re.compile(rb"(?<![\w-])(?:%b){%d}" % (_PART, _MOST_DOTS), re.ASCII)
-"""tomllib's time is quadratic in the dots of a key.
-
-Source: CPython Lib/tomllib/_parser.py `key_value_rule`, `create_dict_rule`.
-"""
 
 
 @dataclass(frozen=True, slots=True)

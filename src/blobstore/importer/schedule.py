@@ -63,8 +63,8 @@ from blobstore.store.ports import Finished, Session
 
 _T = TypeVar("_T")
 _PIECE = 2**20
+# Bytes that may wait to be hashed before threads that make blobs hash them first.
 _BEHIND = 2 * 2**20
-"""Bytes that may wait to be hashed before threads that make blobs hash them first."""
 _STATE_NBYTES = 128
 _STATE_HEAD = Struct(">Q16sB")
 STATES_EVERY_S = 1.0
@@ -315,14 +315,14 @@ def _key(*texts: str) -> str:
 WINDOW = 16
 """Blobs that are made at once: as many as the widest processors hash at once."""
 _WINDOW_BYTES = 2**30
+# Fewer blobs are made at once when they are that large: a killed import loses those it began.
 _LEAST_WINDOW = 4
-"""Fewer blobs are made at once when they are that large: a killed import loses those it began."""
+# Runs of a blob that follow each other where they are made of the same band (weights.py).
 _TURN = 8
-"""Runs of a blob that follow each other where they are made of the same band (weights.py)."""
 SMALL = 2**16
 """Bytes of a blob that is made, hashed and written together with others."""
+# Of a small blob in its buffer: a line of the processor's cache.
 _ALIGNMENT = 64
-"""Of a small blob in its buffer: a line of the processor's cache."""
 
 
 @dataclass(frozen=True, slots=True)

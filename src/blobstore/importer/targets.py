@@ -181,8 +181,8 @@ def _patterns(blob: PlannedBlob, members: tuple[OutputTensor, ...]) -> tuple[str
 
 
 _ROUNDS = 8
+# How often the weights of tensors of such names count (docs/quantization.md, "Targets").
 _COUNTS = ((("lm_head", "embed"), 4.0), (SENSITIVE, 3.0))
-"""How often the weights of tensors of such names count (docs/quantization.md, "Targets")."""
 
 
 def plan_for_target(

@@ -52,11 +52,11 @@ from blobstore.store.ports import Home, Session
 TASK_BLOBS = 256
 _LEAST_BYTES = 2**20
 _MOST_BYTES = 256 * 2**20
+# The size of tasks, within these bounds, gives a plan at least this many of them.
 _TASKS = 64
-"""The size of tasks, within these bounds, gives a plan at least this many of them."""
 _UNITS = 32
+# Files with declared digests are united up to this many bytes, or this part of the source.
 _LEAST_UNIT = 2**30
-"""Files with declared digests are united up to this many bytes, or this part of the source."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,8 +153,8 @@ def check_shard(index: int, count: int) -> None:
 _log = logging.getLogger("blobstore.importer.work")
 RULE = "P3"
 _LARGEST = 64 * 2**20
+# Bytes of the source of tasks that are made together, and made durable once.
 _AT_ONCE = 2**30
-"""Bytes of the source of tasks that are made together, and made durable once."""
 _MOST_NAMED = 10
 
 

@@ -16,8 +16,6 @@ The buffers are taken once and given back. How many there are bounds an import's
 that finds none free hashes, which frees some.
 """
 
-from __future__ import annotations
-
 import hashlib
 import threading
 from array import array
@@ -53,8 +51,8 @@ from blobstore.source.folders import SourceFile
 from blobstore.source.weights import FetchOptions, SourceReaders, SourceWeight, open_fetcher
 from blobstore.store.ports import Finished, Session, Writer
 
+# Goes up when the same weights are quantized to other bytes than before.
 _ARITHMETIC = 1
-"""Goes up when the same weights are quantized to other bytes than before."""
 
 
 WrittenBlobs: TypeAlias = tuple[list[Finished], int]
@@ -157,11 +155,11 @@ def _source_key(source: SourceWeight, state: Callable[[SourceFile], str]) -> str
 
 SPARE_THREADS = 3
 """More threads than asked for, so that cores have work while threads wait for the disk."""
+# Fewer are of use while others fetch.
 _SPARE_FAR = 1
-"""Fewer are of use while others fetch."""
 _BUFFERS_A_THREAD = 4
+# Chunks that a thread needs besides its buffer: values read, decoded and cast, and scales.
 _SCRATCH = 4
-"""Chunks that a thread needs besides its buffer: values read, decoded and cast, and scales."""
 SEGMENTS = 16
 """Segments in memory at most: these bytes are under way on a fast line."""
 

@@ -184,8 +184,8 @@ def as_float64(stored: StoredArray) -> Array:
 
 
 _CHUNK = 2**22
+# Dtypes whose values can't be subtracted as floats here.
 _NO_NUMBERS = frozenset({DType.C64, DType.F4, DType.F6_E2M3, DType.F6_E3M2})
-"""Dtypes whose values can't be subtracted as floats here."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -426,8 +426,8 @@ class Inspection:
         return replace(self, tensors=tuple(chosen), files=tuple(files), index=index)
 
 
+# The dots of a name that branch: a name may have a hundred thousand.
 _MAX_DEPTH = 32
-"""The dots of a name that branch: a name may have a hundred thousand."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,8 +14,6 @@ room is kept after the value of ``__metadata__``, not at the header's end: JSON 
 as well, and so the next edit leaves all that follows where it is.
 """
 
-from __future__ import annotations
-
 import fcntl
 import json
 import os
@@ -54,13 +52,13 @@ from blobstore.names import Digest
 from blobstore.store.local.locks import take_lock
 
 _WAIT_S = 10
+# How the Hugging Face cache names its blobs: a git hash, or a sha256.
 _HASH_NAME = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}", re.ASCII)
-"""How the Hugging Face cache names its blobs: a git hash, or a sha256."""
 _SECTOR = 512
 _PAGE = 4096
 _MOST_ALIGNED = 16_384
+# Bytes that a new header has left at least, for the edits to come.
 _SPARE = 1024
-"""Bytes that a new header has left at least, for the edits to come."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,8 +4,6 @@ Both are read in chunks side by side, so memory does not grow with the model. A 
 stored as it was must have the source's bytes; one that was quantized or converted is measured.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator
 from contextlib import closing
@@ -52,8 +50,8 @@ MOST_VALUES = 2**20
 BINS = 64
 ValueReader = Callable[[int, int], Array]
 """Returns a number of values of a tensor from an index on, flat."""
+# Values of a run: whole groups of every type.
 _RUN = 2**12
-"""Values of a run: whole groups of every type."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,8 +7,6 @@ Linux) they are read and written. Large amounts that no file system shares are f
 page cache (`copy_around`).
 """
 
-from __future__ import annotations
-
 import errno
 import fcntl
 import os

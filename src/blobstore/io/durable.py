@@ -5,8 +5,6 @@ Facts: fsync of a file makes its bytes durable, not its name; the name needs an 
 never retried ("fsyncgate", PostgreSQL 2018).
 """
 
-from __future__ import annotations
-
 import ctypes
 import errno
 import fcntl
@@ -29,20 +27,20 @@ DIRECT_FROM = 2**18
 """Bytes from which going around the page cache pays."""
 FILE_MODE = 0o644
 FOLDER_MODE = 0o755
+# How often another process may remove a folder before it has contents.
 _REMOVALS = 100
-"""How often another process may remove a folder before it has contents."""
+# ext2 to ext4, XFS, Btrfs, F2FS, tmpfs, ZFS (statfs(2), and OpenZFS's ZFS_SUPER_MAGIC).
 _WITH_SYNCFS = frozenset({0xEF53, 0x58465342, 0x9123683E, 0xF2F52010, 0x01021994, 0x2FC12FC1})
-"""ext2 to ext4, XFS, Btrfs, F2FS, tmpfs, ZFS (statfs(2), and OpenZFS's ZFS_SUPER_MAGIC)."""
+# NFS, CIFS, SMB2, SMB, Ceph, AFS, 9p (statfs(2), linux/magic.h).
 _REMOTE = frozenset({0x6969, 0xFF534D42, 0xFE534D42, 0x517B, 0x00C36400, 0x5346414F, 0x01021997})
-"""NFS, CIFS, SMB2, SMB, Ceph, AFS, 9p (statfs(2), linux/magic.h)."""
+# And FUSE, Lustre, GPFS (Spectrum Scale), BeeGFS, GFS2: several machines may have mounted it.
 _SHARED = _REMOTE | {0x65735546, 0x0BD00BD0, 0x47504653, 0x19830326, 0x01161970}
-"""And FUSE, Lustre, GPFS (Spectrum Scale), BeeGFS, GFS2: several machines may have mounted it."""
 _STATFS_BYTES = 256  # struct statfs has 120; its first member is the type
 _SYNCFS_REPORTS_ERRORS = (5, 8)
 _CALLS = ("syncfs", "fstatfs", "sync_file_range", "fallocate")
 _CAN_NOT_RESERVE = frozenset({errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL, errno.EPERM})
+# SYNC_FILE_RANGE_WAIT_BEFORE, _WRITE and _WAIT_AFTER (linux/fs.h).
 _WRITE_AND_WAIT = 1 | 2 | 4
-"""SYNC_FILE_RANGE_WAIT_BEFORE, _WRITE and _WAIT_AFTER (linux/fs.h)."""
 
 
 @contextmanager

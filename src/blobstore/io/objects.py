@@ -78,8 +78,8 @@ _PATH = re.compile(r'object with invalid path: (?:Error parsing )?Path "([^"]{1,
 _SETTING = re.compile(r"error: ([A-Za-z ,']{3,80})", re.ASCII)
 OPEN = "open"
 """The operation before any request: only settings can fail then."""
+# Statuses, and 0 for a server that did not answer.
 _TEMPORARY = frozenset({0, 408, 429, 500, 502, 503, 504})
-"""Statuses, and 0 for a server that did not answer."""
 _HINTS = {
     "s3": "Set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY (AWS_SKIP_SIGNATURE=true for a public"
     " bucket), and AWS_REGION.",
@@ -89,11 +89,11 @@ _HINTS = {
     " (AZURE_SKIP_SIGNATURE=true for a public container).",
 }
 _UNVERSIONED = "null"  # as S3 names the version of an object in a bucket without versions
+# An ETag in Azure's listings: they lack its quotation marks (learn.microsoft.com, List Blobs).
 _AZURE_LISTED = re.compile(r"0x[0-9A-Fa-f]+", re.ASCII)
-"""An ETag in Azure's listings: they lack its quotation marks (learn.microsoft.com, List Blobs)."""
 _CHUNK, _PAGE = 2**20, 1000
+# How often a conditional write is sent while the object is as expected.
 _TRIES = 5
-"""How often a conditional write is sent while the object is as expected."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,6 +214,7 @@ class _Failure:
     hint: str = ""
 
 
+# The first row that applies counts.
 _FAILURES = (
     _Failure(
         AccessError,
@@ -284,7 +285,6 @@ _FAILURES = (
         hint="Check the network, and the endpoint if you set one.",
     ),
 )
-"""The first row that applies counts."""
 
 
 def object_error(error: Exception, operation: str, place: str) -> BlobStoreError:

@@ -9,8 +9,6 @@ was truncated is refused when it is mapped, and whenever a view is asked for. A 
 truncated while a view is being read can't be noticed.
 """
 
-from __future__ import annotations
-
 import mmap
 import os
 import stat
@@ -475,10 +473,10 @@ class MappedFile:
         )
 
 
+# Bytes of all files that are read at a time: as much as a core's own cache holds.
 _TOGETHER = 2**21
-"""Bytes of all files that are read at a time: as much as a core's own cache holds."""
+# Bytes of one file that are read at a time at least.
 _LEAST_PIECE = 2**17
-"""Bytes of one file that are read at a time at least."""
 
 
 def digests_of(

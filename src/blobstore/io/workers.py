@@ -6,8 +6,6 @@ Lib/concurrent/futures/thread.py `_adjust_thread_count`). Such a thread would wr
 its caller has closed or removed meanwhile.
 """
 
-from __future__ import annotations
-
 import math
 import os
 import threading

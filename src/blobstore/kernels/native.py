@@ -5,8 +5,6 @@ A native one is C++ for one level of the processor, called with the arrays' bit 
 that runs on this processor.
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 from blobstore.errors import UsageError

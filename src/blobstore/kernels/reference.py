@@ -6,8 +6,6 @@ float64: numpy rounds Python's numbers to the type of the arrays of their expres
 each operation by itself, so it needs no setting against fused multiply-add.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -42,8 +40,8 @@ _LANES = 8
 _HALF_A_STEP = 0.5
 AWQ_PLACES = np.array([0, 4, 1, 5, 2, 6, 3, 7])
 """Where each of eight codes lies in a word of AWQ."""
+# Half-way from the largest code to the next value that a longer type would have.
 _BEYOND = {QuantType.NVFP4: _E2M1_BEYOND, QuantType.MXFP4: _E2M1_BEYOND, QuantType.MXFP8: 464}
-"""Half-way from the largest code to the next value that a longer type would have."""
 
 
 class Comparison(NamedTuple):

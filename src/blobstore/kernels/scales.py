@@ -74,8 +74,8 @@ def rounded_magnitudes(values: Array, number_format: type[Any]) -> Array:
 
 
 METHODS = ("minmax", "search")
+# A search tries scales up to 1 / 3.5 of a group's largest magnitude; the largest scale is 448.
 _SEARCHED_NVFP4 = 3.5 * 448
-"""A search tries scales up to 1 / 3.5 of a group's largest magnitude; the largest scale is 448."""
 
 
 def check_method(method: object) -> str:
@@ -184,8 +184,8 @@ def largest_magnitude(array: Array) -> float:
     return amax if math.isfinite(amax) else math.inf
 
 
+# Flat indices are int64.
 _END = 2**63
-"""Flat indices are int64."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,8 +5,6 @@ images and templates, which a request can't name here; and OpenAI's ``n``, lists
 ``response_format`` and ``tool_choice``, which mlx-lm's server lacks.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -41,12 +39,13 @@ MODELS = "/v1/models"
 MAX_BODY = 8 * 2**20
 """Bytes of a request."""
 _MAX_STOPS = 16
+# Characters of JSON that become a grammar. llguidance takes 2.5 s for 2**20, in the one thread.
 _MAX_SCHEMAS = {"response_format": 64 * 2**10, "tools": 256 * 2**10}
-"""Characters of JSON that become a grammar. llguidance takes 2.5 s for 2**20, in the one thread."""
+# To one request, of all its prompts; the most that OpenAI's ``n`` can ask for.
 _MAX_ANSWERS = 128
-"""To one request, of all its prompts; the most that OpenAI's ``n`` can ask for."""
+# mlx-lm's name for the first model that the server was started with.
 _OWN_MODEL = "default_model"
-"""mlx-lm's name for the first model that the server was started with."""
+# What a client may not set among a template's own values: another template, other messages.
 _RESERVED = {
     "add_generation_prompt",
     "chat_template",
@@ -61,7 +60,7 @@ _RESERVED = {
     "tools",
     "truncation",
 }
-"""What a client may not set among a template's own values: another template, other messages."""
+# The type of each number, and from where to where. -1 of ``top_logprobs`` is mlx-lm's "none".
 _NUMBERS: Mapping[str, tuple[type, float, float]] = {
     **NUMBERS,
     "repetition_penalty": (float, 0, PLENTY),
@@ -75,10 +74,9 @@ _NUMBERS: Mapping[str, tuple[type, float, float]] = {
     "xtc_probability": (float, 0, 1),
     "xtc_threshold": (float, 0, 0.5),
 }
-"""The type of each number, and from where to where. -1 of ``top_logprobs`` is mlx-lm's "none"."""
+# What mlx-lm's handler ignores, but another answer is expected of any other value; and what would
+# be another model.
 _ONLY_VALUES = {"best_of": 1, "echo": False, "suffix": "", "adapters": None, "draft_model": None}
-"""What mlx-lm's handler ignores, but another answer is expected of any other value; and what would
-be another model."""
 _KINDS: Mapping[str, tuple[type, str]] = {
     **dict.fromkeys(("stream", "logprobs"), (bool, "true or false")),
     **dict.fromkeys(

@@ -12,8 +12,6 @@ marks of the model's tokenizer.
 Only `cli` imports this module, inside a function: mlx-lm is loaded with it.
 """
 
-from __future__ import annotations
-
 import logging
 import time
 import uuid
@@ -58,13 +56,13 @@ from blobstore.store.ports import Readable
 from blobstore.store.stored_model import StoredModel
 
 _log = logging.getLogger("blobstore.mlx_lm")
+# Prompts and answers that are cached, as in mlx-lm's server.
 _CACHES = 10
-"""Prompts and answers that are cached, as in mlx-lm's server."""
 _CLOSE_S = 5
+# OpenAI's, of a token that can't come; JSON has no infinity.
 _LEAST_LOGPROB = -9999.0
-"""OpenAI's, of a token that can't come; JSON has no infinity."""
+# The most tokens after which a template ends that begins reasoning, as in mlx-lm's server.
 _TAIL = 11
-"""The most tokens after which a template ends that begins reasoning, as in mlx-lm's server."""
 
 
 Event = dict[str, Any] | tuple[int, int] | Exception | None

@@ -4,8 +4,6 @@ The keys and values of earlier messages are kept between answers (mlx-lm's promp
 token of a conversation is computed once, unless a template changes earlier text.
 """
 
-from __future__ import annotations
-
 import random
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -22,8 +20,8 @@ from blobstore.names import ModelName
 from blobstore.store.ports import Readable
 
 _KEY = "model"
+# Conversations that are cached: the one that goes on, and the one before an edit of it.
 _CACHES = 2
-"""Conversations that are cached: the one that goes on, and the one before an edit of it."""
 
 
 class StopTexts:

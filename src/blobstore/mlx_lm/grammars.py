@@ -5,8 +5,6 @@ as Python's `json.dumps` writes it: with other white space allowed, small models
 else.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
@@ -17,8 +15,8 @@ import numpy as np
 from blobstore.errors import UsageError, install_hint
 
 _STYLE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+# The form of calls that a grammar is made for: an object with a name and arguments.
 _CALLS = "mlx_lm.tool_parsers.json_tools"
-"""The form of calls that a grammar is made for: an object with a name and arguments."""
 
 
 def grammar_processors(

@@ -10,8 +10,6 @@ templates are untrusted programs: transformers runs them in Jinja's sandbox, wit
 Python's objects, in a process with limits (template_process.py).
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -131,8 +129,8 @@ def _context(model: Model) -> int | None:
     return next((value for value in values if type(value) is int and value > 0), None)
 
 
+# Halves of surrogate pairs, which tokenizers do not take.
 _HALVES = re.compile("[\ud800-\udfff]")
-"""Halves of surrogate pairs, which tokenizers do not take."""
 _PROMPT_ALONE = re.compile(r"\s*\{\{-?\s*\.Prompt\s*-?\}\}\s*")
 
 

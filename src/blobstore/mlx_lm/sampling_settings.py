@@ -4,8 +4,6 @@ The command line counts before the model's layer of parameters (Ollama's names),
 generation_config.json (the names of transformers); mlx-lm's own defaults come last.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -15,17 +13,17 @@ from blobstore.formats.modelfile import RULE
 
 NO_LIMIT = -1
 """For ``max_tokens``: an answer ends when the model ends it, or at the end of the context."""
+# The default of mlx_lm.server, and so of `run` and `serve --lm`.
 _MAX_TOKENS = 512
-"""The default of mlx_lm.server, and so of `run` and `serve --lm`."""
 MAX_COUNT = 2**31 - 1
 PLENTY = 1e6
 """No number of these has a meaning above it; of larger ones, MLX makes infinity or NaN."""
 PENALTIES = ("repetition", "presence", "frequency")
 _CHARACTERS = 16
+# The context of a model that says none, for the characters of a prompt.
 _CONTEXT = 2**17
-"""The context of a model that says none, for the characters of a prompt."""
+# A lower temperature counts as 0: MLX divides by it, in float32, and would get infinity.
 _COLDEST = 1e-30
-"""A lower temperature counts as 0: MLX divides by it, in float32, and would get infinity."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -166,9 +164,10 @@ _TRANSFORMERS = {
     "max_new_tokens": "max_tokens",
     "stop_strings": "stop",
 }
+# What transformers ignores without ``do_sample``, which is off by default: it then takes the most
+# likely token. Source: transformers 5.23.0 generation/configuration_utils.py `GenerationConfig`.
 _ONLY_SAMPLED = ("temperature", "top_p", "top_k", "min_p")
-"""What transformers ignores without ``do_sample``, which is off by default: it then takes the most
-likely token. Source: transformers 5.23.0 generation/configuration_utils.py `GenerationConfig`."""
+# What would change a text in transformers, and can't in mlx-lm.
 _OTHER_GENERATION = (
     "bad_words_ids",
     "begin_suppress_tokens",
@@ -194,7 +193,6 @@ _OTHER_GENERATION = (
     "typical_p",
     "watermarking_config",
 )
-"""What would change a text in transformers, and can't in mlx-lm."""
 
 
 def choose_sampling(

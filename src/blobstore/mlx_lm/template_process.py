@@ -8,8 +8,6 @@ ends if it takes too long: not every system enforces limits of memory.
 The child answers one line of JSON with another. It ends with its standard input.
 """
 
-from __future__ import annotations
-
 import json
 import resource
 import signal
@@ -29,8 +27,8 @@ SECONDS = 10
 MEMORY = 256 * 2**20
 """Bytes that rendering may take in addition to what transformers takes."""
 _WALL_S = 120
+# Bytes of a character in JSON, if it is escaped as two halves: the longest escape.
 _ESCAPE = 12
-"""Bytes of a character in JSON, if it is escaped as two halves: the longest escape."""
 _MAX_ERROR = 2**16
 
 

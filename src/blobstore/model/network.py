@@ -14,8 +14,6 @@ A parameter with codes is several arrays (``….weight``, ``….scales``, ``….
 is one array.
 """
 
-from __future__ import annotations
-
 import inspect
 import re
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
@@ -53,8 +51,8 @@ _CLAIMS = ("quantization", "quantization_config")
 _SHOWN = 3
 _WORD_BITS = 32
 _SUFFIXES = {"": ".weight", ".scale": ".scales", ".bias": ".biases"}
+# The most of anything that is made at once, whatever the tensors are.
 _FEW = 1000
-"""The most of anything that is made at once, whatever the tensors are."""
 _LAYERS = re.compile(r"(?:[a-z]+_)*(?:n|num)_(?:[a-z]+_)*(?:layers?|loops|inputs)", re.ASCII)
 _OTHERS = re.compile(
     r"[a-z_]*(?:experts|heads?|window_pattern|_neighbor_num|_split_num|sinkhorn_iters)", re.ASCII
@@ -179,12 +177,11 @@ def _numbers(value: Any, key: str = "") -> Iterator[tuple[str, int]]:
             yield from _numbers(one, name)
 
 
+# A tensor by which ``sanitize`` knows that mlx-lm normalised the head before.
+#
+# Without it the head would be divided by its norms once more. Source: mlx_lm 0.32.2
+# models/baichuan_m1.py `sanitize`.
 _HEAD_MARK = Offer("lm_head.scales", Stored("lm_head.scales", ()), DType.F32)
-"""A tensor by which ``sanitize`` knows that mlx-lm normalised the head before.
-
-Without it the head would be divided by its norms once more. Source: mlx_lm 0.32.2
-models/baichuan_m1.py `sanitize`.
-"""
 
 
 def _has_normalised_head(config: Config, stored: Mapping[str, TensorFacts]) -> bool:

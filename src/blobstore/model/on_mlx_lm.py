@@ -11,8 +11,6 @@ Source: mlx-lm 0.32.2. `MODULES` are the modules of mlx_lm/models that have a ``
 them with the installed mlx-lm, and prints them anew where they differ.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import inspect
 import sys
@@ -59,13 +57,13 @@ REMAPPED = {
 }
 REMAPPED_ARCHITECTURES = {("bailing_hybrid", "BailingMoeV3ForCausalLM"): "bailing_moe_v3"}
 
+# What a module imports that mlx-lm does not bring along (mlx_lm 0.32.2 models/olmo.py).
 _PACKAGES = {"olmo": "ai2-olmo"}
-"""What a module imports that mlx-lm does not bring along (mlx_lm 0.32.2 models/olmo.py)."""
 
 _TOKENIZER = ("tokenizer", "vocab")
 _PACKAGE = "mlx_lm"
+# Characters of an error of mlx-lm's in a message.
 _LONGEST = 300
-"""Characters of an error of mlx-lm's in a message."""
 
 
 def has_tokenizer(names: Iterable[str]) -> bool:

@@ -7,8 +7,6 @@ x/quant/quant.go has the types, which are all of ours, in every group size. A fi
 first release whose tag has it, at least 0.19.0, the first that reads what we write.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import product
@@ -22,8 +20,8 @@ VERSION = "0.33.0-rc2"
 FIRST_VERSION = "0.19.0"
 """See `blobstore.formats.documents.REQUIRED_OLLAMA`."""
 
+# ``head_dim`` and ``query_pre_attn_scalar`` of a Gemma 3 whose config.json has none.
 _GEMMA3_HEAD = 256
-"""``head_dim`` and ``query_pre_attn_scalar`` of a Gemma 3 whose config.json has none."""
 _ROPE_SETTINGS = ("rope_scaling", "rope_parameters")
 _TEXT_SECTIONS = ("text_config", "llm_config")
 

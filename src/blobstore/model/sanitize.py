@@ -482,8 +482,8 @@ def _rows(of: Expression, index: Any, shape: Shape) -> list[Expression]:
     return [reshape(rows, shape)] if math.prod(rows.shape) == math.prod(shape) else []
 
 
+# The relative difference of float32 products that counts as none.
 _SAME = 1e-5
-"""The relative difference of float32 products that counts as none."""
 
 
 def row_factors(

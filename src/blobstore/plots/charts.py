@@ -185,13 +185,13 @@ def _cell_mark(cell: Cell, label: str) -> dict[str, Any]:
 
 
 _BLOCKS, _ASCII = "▁▂▃▄▅▆▇█", ".:-=+*#@"
+# Of a terminal, by level: cyan, green, yellow, red.
 _COLOURS = (36, 36, 32, 32, 33, 33, 31, 31)
-"""Of a terminal, by level: cyan, green, yellow, red."""
 _MOST_LINES = 30
 _LEAST_BARS = 8
 _FIGURE = 9
+# Characters of a bar, if there are few layers.
 _WIDEST = 4
-"""Characters of a bar, if there are few layers."""
 
 
 def error_lines(
@@ -245,8 +245,8 @@ _ROWS = 100
 _BAR = 22
 _LOW, _WITH_CODES, _LEGEND = 250, 182, 30
 """Pixels of a histogram; what one of codes below it, and a legend, add."""
+# Numbers of E4M3 that its axis names.
 _MARKED = {"-448", "-16", "-1", "-0.0625", "0", "0.0625", "1", "16", "448"}
-"""Numbers of E4M3 that its axis names."""
 
 
 class ModelPoint(NamedTuple):

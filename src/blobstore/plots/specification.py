@@ -4,8 +4,6 @@ Vega draws; Python only fills in tables of data, domains of scales, signals, and
 text.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
@@ -45,8 +43,8 @@ alone: names of types are in labels, tooltips and tables.
 """
 _Values = Mapping[str, Any]
 _NOTHING: _Values = {}
+# Names that Vega 6 loses: it keeps axis labels as keys of a JavaScript object (DataJoin).
 _KEYS = {"__proto__": "__proto__ "}
-"""Names that Vega 6 loses: it keeps axis labels as keys of a JavaScript object (DataJoin)."""
 
 
 def family_of_type(type_name: str) -> str:

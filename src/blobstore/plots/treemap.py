@@ -8,8 +8,6 @@ Names of tensors are places: ``model.layers.3.mlp.experts.7.up_proj.weight`` is 
 ``model.layers.3``.
 """
 
-from __future__ import annotations
-
 import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable
@@ -64,13 +62,13 @@ def group_name(name: str) -> str:
     return _NUMBER.sub("*", name)
 
 
+# From a tensor's name in its module to the part that is drawn, the finest first.
 _COARSENESS: tuple[Callable[[str], str], ...] = (
     lambda part: part,
     lambda part: group_name("." + part)[1:],
     lambda part: part.partition(".")[0],
     lambda _: "",
 )
-"""From a tensor's name in its module to the part that is drawn, the finest first."""
 
 
 def rectangles(

@@ -13,8 +13,6 @@ Rule A1: every tensor of an adapter is used, and every setting that changes what
 known, or the adapter is refused.
 """
 
-from __future__ import annotations
-
 import math
 import re
 from collections import defaultdict
@@ -35,21 +33,21 @@ RULE = "A1"
 _PREFIX = "base_model.model."
 _HEADS = ("lm_head.weight", "embed_out.weight", "output.weight")
 _EMBEDDING = re.compile(r"\.(?:\w*emb\w*|wte)\.")
+# Settings that do not change what tensors mean. Unknown ones must be unset.
 _PEFT_IGNORES = re.compile(
     "auto_mapping|base_model_name_or_path|corda_config|ensure_weight_tying|eva_config"
     "|exclude_modules|inference_mode|layers_pattern|layers_to_transform|loftq_config|lora_dropout"
     "|lora_ga_config|megatron_config|megatron_core|peft_version|qalora_group_size|revision"
     "|runtime_config|target_modules|task_type"
 )
-"""Settings that do not change what tensors mean. Unknown ones must be unset."""
 _PEFT_VALUES: Mapping[str, tuple[Any, ...]] = {
     "peft_type": ("LORA",),
     # Those that leave the base as it is. PiSSA and others change it first.
     "init_lora_weights": (None, True, False, "gaussian", "eva", "orthogonal"),
 }
 _PART = r"(?:[\w^$|.-]|\\[.d]|\[(?:0-9|[0-9]+)\])*"
+# Patterns that are quick for every name of that length.
 _QUICK = re.compile(rf"{_PART}(?:(?:\.[*+]|\\d\+){_PART})?", re.ASCII)
-"""Patterns that are quick for every name of that length."""
 _LONGEST, _MOST_PATTERNS = 256, 1000
 _Rank = Annotated[int, Between(1, 2**20)]
 _Number = Annotated[int, Between(-(2**31), 2**31)] | float

@@ -10,8 +10,6 @@ the Hub contains ``--``, so the folder's name is the repository's. Source: huggi
 file_download.py `repo_folder_name`, `_cache_commit_hash_for_specific_revision`.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import stat
@@ -48,10 +46,10 @@ _T = TypeVar("_T")
 Source = str | os.PathLike[str] | Folder
 """The source of functions that read a checkpoint: a path, an address, or an open folder."""
 
+# The scheme has one slash if the text was a `Path`.
 _ADDRESS = re.compile(
     r"(?P<scheme>[A-Za-z][A-Za-z0-9+.-]+):/{1,2}(?P<rest>.*)", re.ASCII | re.DOTALL
 )
-"""The scheme has one slash if the text was a `Path`."""
 FILE_ENDS = (SUFFIX, GGUF, ".json")
 _READ = ("http", "https", "hf", *CLOUDS)
 _SHOWN = 5

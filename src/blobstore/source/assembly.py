@@ -4,8 +4,6 @@ producers.py says which tensors make a quantized weight. Tensors that look packe
 imported row, are refused by name; nothing is guessed.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
@@ -55,8 +53,8 @@ _CONV1D = frozenset({"clvp", "decision_transformer", "gpt2", "imagegpt", "openai
 _NVFP4 = Quantization(QuantType.NVFP4, 16)
 _MXFP4 = Quantization(QuantType.MXFP4, 32)
 _MXFP8 = Quantization(QuantType.MXFP8, 32)
+# Its shapes are those of 2 bits in groups of 64, in every matrix.
 _SAME_AS_2_BITS = Quantization(QuantType.INT4, 32)
-"""Its shapes are those of 2 bits in groups of 64, in every matrix."""
 _WORD_BYTES = 4
 
 

@@ -6,8 +6,6 @@ to read whole lines for each run of rows reads the matrix over and over. So a ba
 read at once and kept, and the next rows are copied from it.
 """
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -20,8 +18,8 @@ from blobstore.source.coding import Region
 from blobstore.source.folders import SourceTensor
 
 _SIZES = MappingProxyType({2**18: 6, 6 * 2**20: 2})
+# A band holds the bytes of so many runs of rows, unless no band is that large.
 _ROOM = 8
-"""A band holds the bytes of so many runs of rows, unless no band is that large."""
 _STRIP, _GAP = 2**18, 2**14
 """Whole lines are read together if at most that much of each is not needed.
 

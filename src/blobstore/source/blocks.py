@@ -12,8 +12,6 @@ Sources, bitsandbytes 0.50.2 (bitsandbytes-foundation/bitsandbytes@95f9af30): cs
 used there, so one that is not the type's own is refused.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field

@@ -5,8 +5,6 @@ other are rounded to as many bits (25 for rank 8, 23 for 64) as let float64 hold
 products exactly, in any order. The product is then rounded to float32, as all other results are.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 

@@ -367,10 +367,10 @@ _BY_PATTERN = (
     ("weights in another format", OTHER_WEIGHTS),
     ("a cache", ("__pycache__/", "*.pyc")),
 )
+# The folders of a store: a checkpoint may be imported into a store in its own folder.
 _STORE = {"blobs", "manifests"}
-"""The folders of a store: a checkpoint may be imported into a store in its own folder."""
+# The hidden file that is part of a repository's content.
 _SHOWN = ".gitattributes"
-"""The hidden file that is part of a repository's content."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -61,8 +61,8 @@ REPOSITORY = "models--"
 SNAPSHOTS = "snapshots"
 """Names of folders in the Hugging Face cache."""
 _AT_ONCE = 16
+# Names in a folder of a bucket.
 _MOST_NAMES = 100_000
-"""Names in a folder of a bucket."""
 
 
 def stem_of(name: str) -> str:

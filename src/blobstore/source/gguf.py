@@ -17,8 +17,6 @@ quants.py `Q4_0.dequantize_blocks` and so on (gguf 0.19.0); convert_hf_to_gguf.p
 `LlamaModel.permute`, `Gemma3Model.norm_shift`, `GptOssModel`.
 """
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -86,8 +84,8 @@ _ARCHITECTURES = {
     },
 }
 _PERMUTED = {"attn_q": "attention.head_count", "attn_k": "attention.head_count_kv"}
+# What the model computes from its config.json.
 _LEFT_OUT = {"rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight"}
-"""What the model computes from its config.json."""
 _NAME = re.compile(r"(?:blk\.(0|[1-9][0-9]{0,8})\.)?([a-z0-9_]+)\.(weight|bias)", re.ASCII)
 _EMBEDDING, _GATE, _UP = "token_embd.weight", "ffn_gate_exps", "ffn_up_exps"
 _MAX_EXPERTS = 65_536

@@ -17,8 +17,6 @@ Sources, all in ggml-org/llama.cpp as shipped in llama-cpp-python 0.3.36:
 - files: huggingface/tokenizers 0.23.3 tokenizers/src/models/bpe/serialization.rs.
 """
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -40,13 +38,13 @@ ReadFloats = Callable[[str], Sequence[float]]
 _NO_ID, _LIMIT = 2**32 - 1, 2.0**127
 _NORMAL, _UNKNOWN, _CONTROL, _USER, _UNUSED, _BYTE = 1, 2, 3, 4, 5, 6
 """Types of tokens."""
+# Of all tokens from which merges are made; Gemma 3's have 2,100,000.
 _MAX_CHARACTERS = 20_000_000
-"""Of all tokens from which merges are made; Gemma 3's have 2,100,000."""
+# The role of a token → its name in the metadata.
 _ROLES: Final = {role: role for role in ("bos", "eos", "eot", "eom")} | {
     "unk": "unknown",
     "pad": "padding",
 }
-"""The role of a token → its name in the metadata."""
 _ENDS = frozenset(
     ["</s>", "<eos>", "<end_of_turn>", "<|endoftext|>", "<|end_of_text|>", "<|im_end|>"]
     + [f"<|{end}|>" for end in ("eot_id", "eom_id", "end", "return", "call")]
@@ -87,6 +85,7 @@ _GEMMA: Final = {
     "sliding_window": _Key("attention.sliding_window"),
     **dict.fromkeys(("hidden_act", "hidden_activation"), "gelu_pytorch_tanh"),
 }
+# The config.json of each architecture, besides what all have and what tensors say.
 _CONFIGS: Final[Mapping[str, Json]] = {
     "llama": {"architectures": ["LlamaForCausalLM"], "model_type": "llama"},
     "qwen2": {
@@ -142,20 +141,19 @@ _CONFIGS: Final[Mapping[str, Json]] = {
         "swiglu_limit": 7.0,
     },
 }
-"""The config.json of each architecture, besides what all have and what tensors say."""
+# Architecture → with how many layers attention is scaled by the hidden size of a head.
 _SCALED_BY_WIDTH: Final = {"gemma2": 46, "gemma3": 62}
-"""Architecture → with how many layers attention is scaled by the hidden size of a head."""
 
 _ENDINGS = "(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 _REST = r"\s*[\r\n]+|\s+(?!\S)|\s+"
+# Endings, words, digits (%s), signs with the ends of lines after them, white space.
 _BY_CLASS = rf"{_ENDINGS}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|%s| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*|{_REST}"
-"""Endings, words, digits (%s), signs with the ends of lines after them, white space."""
 _UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
+# The same, but a capital after a small letter begins a word, and words have their endings.
 _BY_CASE = (
     rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+%s|[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*%s|%s"
     rf"| ?[^\s\p{{L}}\p{{N}}]+[\r\n/]*|{_REST}"
 )
-"""The same, but a capital after a small letter begins a word, and words have their endings."""
 _BYTE_LEVEL: Final = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True}
 
 

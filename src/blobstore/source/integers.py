@@ -20,8 +20,6 @@ Sources:
   `dequantize_gemm`.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass

@@ -6,8 +6,6 @@ the shape of the values and their packing, or raises. Nothing is guessed: if sev
 the reader raises.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -29,13 +27,13 @@ _EXPONENTS = frozenset({DType.U8, DType.F8_E8M0})
 _CODE_BITS = range(1, 9)
 _TILE = 16
 _UNCLEAR_BYTES = "nothing says how many codes are in a byte"
+# Programs by their ``quant_method`` in config.json.
 _FORMATS = {
     "compressed-tensors": "compressed-tensors",
     "modelopt": "ModelOpt",
     "bitnet": "BitNet",
     "quark": "Quark",
 }
-"""Programs by their ``quant_method`` in config.json."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,8 +62,8 @@ def _need(condition: object, reason: str) -> None:
 
 _Found: TypeAlias = Found[TensorEntry]
 _Shaped: TypeAlias = tuple[tuple[int, ...], Packing]
+# The shape and packing of values, and the convention's name if it is not the row's.
 _Unpacked: TypeAlias = _Shaped | tuple[tuple[int, ...], Packing, str]
-"""The shape and packing of values, and the convention's name if it is not the row's."""
 
 
 def read_packing(

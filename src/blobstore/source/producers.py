@@ -35,8 +35,6 @@ torchao/prototype/safetensors/safetensors_support.py `flatten_tensor_state_dict`
 integrations/; QuIP#, Cornell-RelaxML/quip-sharp lib/linear/quantized_linear.py.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType

@@ -33,12 +33,12 @@ from blobstore.io.ranges import OpenReader
 
 TORCH_SUFFIXES = (".bin", ".pt", ".pth")
 _DTYPES = {f"torch.{dtype.array_name}": dtype for dtype in DType if dtype.array_name}
+# What pickles of tensors name: classes, functions and dtypes.
 _GLOBALS = re.compile(
     r"collections OrderedDict|torch\._utils _rebuild_(tensor_v[23]|parameter)"
     r"|torch(\.storage)? \w+Storage|torch b?(float|int|uint|bool|complex)\w*",
     re.ASCII,
 )
-"""What pickles of tensors name: classes, functions and dtypes."""
 _BUFFER = 2**16
 _MAGIC = b"PK\x03\x04"
 _SAVE = "Load it with torch, and save its tensors: safetensors.torch.save_file(tensors, FILE)."

@@ -1,7 +1,5 @@
 """Tensors that look packed but match no imported row, and why they are refused. Pure."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 
 from blobstore.errors import quoted

@@ -260,8 +260,8 @@ _COMMIT = re.compile(r"[0-9a-f]{40,64}", re.ASCII)
 _OTHER_KINDS = ("datasets", "spaces", "kernels", "buckets")
 _PAGES = ("tree", "blob", "resolve", "raw")
 _MAX_ANSWER = 16 * 2**20
+# Pages of a listing, of 1,000 files each.
 _MAX_PAGES = 100
-"""Pages of a listing, of 1,000 files each."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -269,8 +269,8 @@ class Scratch(threading.local):
         return memory[:nbytes].view(kind)
 
 
+# Scales of FP8 blocks that are read at a time: 1.5 MiB at most for 4 MiB (`BlockRun.pieces`).
 _BLOCK_SCALES = 2**18
-"""Scales of FP8 blocks that are read at a time: 1.5 MiB at most for 4 MiB (`BlockRun.pieces`)."""
 
 
 class SourceReaders:

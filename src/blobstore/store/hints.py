@@ -15,8 +15,6 @@ model's name. Commands that only read write both, and only if the store belongs 
 ``sudo blobstore list`` must not leave files that the owner can't write to.
 """
 
-from __future__ import annotations
-
 import hashlib
 import logging
 import os
@@ -42,8 +40,8 @@ _log = logging.getLogger("blobstore.store.local.store")
 
 _LINE = re.compile(rb"^(([0-9a-f]{64}) ([ -~]{0,999})) ([0-9a-f]{8})$", re.ASCII | re.MULTILINE)
 _KEY = re.compile(r"[0-9a-f]{64}", re.ASCII)
+# Bytes of a file that is read. From a half on it is written anew, without what was replaced.
 _LARGEST = 128 * 2**20
-"""Bytes of a file that is read. From a half on it is written anew, without what was replaced."""
 
 
 @dataclass(eq=False)
@@ -140,8 +138,8 @@ class Summary:
     is_plain: bool
 
 
+# Increases when the same blobs get another summary.
 _VERSION = 3
-"""Increases when the same blobs get another summary."""
 _SUMMARY = re.compile(
     rf"([0-9]{{1,18}}) ([0-9]{{1,24}}) ([0-9]{{1,24}}) ([01]) ([0-9A-Za-z_ ]{{0,32}}) {_VERSION}",
     re.ASCII,

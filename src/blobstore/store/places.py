@@ -1,7 +1,5 @@
 """Places of stores: a text or a path that stands for a store, wherever functions take one."""
 
-from __future__ import annotations
-
 import os
 from typing import TypeAlias, TypeVar
 

@@ -8,8 +8,6 @@ model's config.json (docs/formats.md sections 3 and 7). ``NAME.transposed`` says
 axes are swapped (section 3).
 """
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping

@@ -3,8 +3,6 @@
 This is the one place that reads them. The loader, exports, inspections and lists are made from it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Container, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -27,10 +25,10 @@ from blobstore.names import Digest, ModelName
 from blobstore.store.ports import HEAD, Readable, checked_bytes, mismatch_error
 from blobstore.store.stored import Settings, StoredTensor, stored_tensors
 
+# Blobs that a thread hashes at once: as many as the widest processors do.
 _HASHED_TOGETHER = 16
-"""Blobs that a thread hashes at once: as many as the widest processors do."""
+# Blobs whose headers are read together, and kept in memory.
 _AT_ONCE = 4096
-"""Blobs whose headers are read together, and kept in memory."""
 KnownForms = dict[bytes, StoredTensor | None]
 """Forms of tensors by their keys, of any model; None: they have to be read one by one."""
 _MOST_KNOWN = 10_000

@@ -3,8 +3,6 @@
 Each test gets its own home, and writes models of a few bytes.
 """
 
-from __future__ import annotations
-
 import random
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor

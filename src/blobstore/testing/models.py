@@ -3,8 +3,6 @@
 They are published, replaced, removed, and transferred from another home.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress

@@ -1,7 +1,5 @@
 """Tests of what models are read from: homes, and archives, which are written once."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress

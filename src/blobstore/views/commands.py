@@ -1,7 +1,5 @@
 """The class that each command prints with ``--json``, its JSON Schema, and the page of them all."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any, Final
 

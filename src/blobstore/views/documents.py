@@ -10,8 +10,6 @@ JSON has another type, ``Annotated`` has it, too: ``Annotated[float, float | Non
 infinity and NaN, which JSON does not have.
 """
 
-from __future__ import annotations
-
 import enum
 import json
 import math

@@ -1,7 +1,5 @@
 """What a store keeps of `quality`: the result of a manifest, as ``--json`` printed it."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Quantities and names as people read them, in tables, plots and pages."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping, Sequence
 

@@ -3,8 +3,6 @@
 A model of 50,000 tensors is 50,000 objects in what ``show`` prints, and four columns in the API.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated

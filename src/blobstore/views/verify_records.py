@@ -1,7 +1,5 @@
 """What a store keeps of the last `verify`, and what is still true of it later."""
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Iterable, Mapping

@@ -4,8 +4,6 @@ An answer is a document of ``--json`` or a plot, made by the library's own funct
 opened when they are asked for; the answers of the last ones are kept.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import threading
@@ -55,12 +53,12 @@ from blobstore.views.results import ModelAnswer, Problem, TensorColumns
 from blobstore.views.verify_records import KeptVerify, kept_verify
 
 OPENAPI = "/api/openapi.json"
+# Models whose answers are kept. Those of one with 50,000 tensors take 4 MB.
 _OPENED = 4
-"""Models whose answers are kept. Those of one with 50,000 tensors take 4 MB."""
 _FIELDS = 64
 JSON, _TEXT = "application/json", "text/plain; charset=utf-8"
+# Parameters that name something of the model.
 _IN_MODEL = ("tensor", "file")
-"""Parameters that name something of the model."""
 _MOST_MODELS = 60
 
 

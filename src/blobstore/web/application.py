@@ -9,8 +9,6 @@ and then the browser takes the answer for the page's own. So ``Host`` has to be 
 server was started with. An address in digits is never such a name.
 """
 
-from __future__ import annotations
-
 import asyncio
 import errno
 import hashlib
@@ -67,8 +65,8 @@ CHAT = "/v1/"
 """Addresses of a model that answers, to which clients post (chat.py)."""
 MAX_HEAD = 16 * 2**10
 """Bytes of a request's head. The server's own limit counts heads that arrive in pieces only."""
+# Bytes of a field apart from its name and value: a colon, a space and the end of the line.
 _PER_FIELD = 4
-"""Bytes of a field apart from its name and value: a colon, a space and the end of the line."""
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
     "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
@@ -82,6 +80,7 @@ HEADERS = {
 }
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
 _HOST = re.compile(r"(?P<name>\[[0-9A-Fa-f:.]+\]|[^:\[\]]*)(:[0-9]{1,5})?", re.ASCII)
+# The first class of an error that is here counts, in the order in which Python looks.
 _STATUSES: Mapping[type, int] = {
     InvalidNameError: NOT_FOUND,
     InvalidDigestError: NOT_FOUND,
@@ -95,7 +94,6 @@ _STATUSES: Mapping[type, int] = {
     RemoteError: BAD_GATEWAY,
     BlobStoreError: CONFLICT,  # the model can't be read
 }
-"""The first class of an error that is here counts, in the order in which Python looks."""
 
 
 def problem(status: int, error: str, hint: str | None = None) -> Response:
@@ -260,8 +258,8 @@ async def _refuse(request: Request, error: Exception) -> Response:
 
 
 _BACKLOG = 1024
+# Beyond as many, requests are answered with 503.
 _CONNECTIONS = 1000
-"""Beyond as many, requests are answered with 503."""
 IDLE_S, END_S = 30, 8
 """Seconds that a connection waits for its next request, and that answers have when we end."""
 _FIRST_FREE_PORT = 1024
@@ -295,6 +293,7 @@ def check_address(host: str, port: int) -> None:
     _listen(host, port).close()
 
 
+# A line for each request, without colours. Errors go where the process sends its log.
 _LOG: dict[str, Any] = {
     "version": 1,
     "disable_existing_loggers": False,
@@ -312,7 +311,6 @@ _LOG: dict[str, Any] = {
         "uvicorn.error": {"level": "ERROR"},
     },
 }
-"""A line for each request, without colours. Errors go where the process sends its log."""
 
 
 def _config(app: ASGIApp, log: bool) -> uvicorn.Config:  # noqa: FBT001

@@ -51,11 +51,11 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("blobstore.web")
 _UNAUTHORIZED, _FORBIDDEN, _TOO_LARGE = 401, 403, 413
+# Requests that are answered at once, or wait for it.
 _MOST_REQUESTS = 64
-"""Requests that are answered at once, or wait for it."""
 _STREAM = {"Cache-Control": "no-cache"}
+# Seconds after which the client of an answer that is not a stream may be found gone.
 _LOOK_S = 0.5
-"""Seconds after which the client of an answer that is not a stream may be found gone."""
 
 
 class Chat:

@@ -11,8 +11,6 @@ the order to us: skopeo names OCI's type first, and docker's clients, Ollama and
 or only docker's).
 """
 
-from __future__ import annotations
-
 import logging
 import os
 import re
@@ -50,10 +48,10 @@ from blobstore.store.ports import Readable, all_names
 from blobstore.store.sessions import checked_pieces
 from blobstore.web.application import is_known
 
+# Seconds for which a manifest is not read again, when a blob is asked for.
 _FRESH_S = 2
-"""Seconds for which a manifest is not read again, when a blob is asked for."""
+# Manifests that are kept. One of 50,000 layers takes 50 MB.
 _MOST_MANIFESTS = 4
-"""Manifests that are kept. One of 50,000 layers takes 50 MB."""
 _MEDIA_TYPE = re.compile(r"application/[a-z0-9.+-]+", re.ASCII | re.IGNORECASE)
 _T = TypeVar("_T")
 
@@ -97,8 +95,8 @@ _log = logging.getLogger("blobstore.web")
 _INDEX_MEDIA_TYPE = "application/vnd.oci.image.index.v1+json"
 _READS = ("GET", "HEAD")
 _MOST_LISTED = 1000
+# Bytes that are read and sent at once: 2.0 GB/s, and 0.4 in pieces of 64 KiB.
 _PIECE = 2**20
-"""Bytes that are read and sent at once: 2.0 GB/s, and 0.4 in pieces of 64 KiB."""
 _RANGE = re.compile(r"bytes=[ \t]*(?P<first>[0-9]{0,18})-(?P<last>[0-9]{0,18})[ \t]*", re.ASCII)
 _WEIGHT = re.compile(r"q=(0(?:\.[0-9]{0,3})?|1(?:\.0{0,3})?)", re.ASCII | re.IGNORECASE)
 _VERSION = {"docker-distribution-api-version": "registry/2.0"}

@@ -6,8 +6,6 @@ no server, and allows its own scripts and style by their hashes, and nothing els
 without JavaScript shows tables of the same values.
 """
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import html

@@ -5,8 +5,6 @@ side: the model's source, or a stored model. Without one, the errors are those t
 of the last `quality`, if there are any.
 """
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -56,8 +54,8 @@ from blobstore.web.pages import FOLDER, markup_of, page_in_file, table, table_of
 
 MOST_DISTRIBUTIONS = 6
 _COLUMNS = ("tensor", "type", "shape", "size")
+# Rows of a table for browsers without JavaScript.
 _MOST_ROWS = 30
-"""Rows of a table for browsers without JavaScript."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,8 +221,8 @@ def _readable(report: ModelReport, origin: Mapping[str, str]) -> Iterator[str]:
     yield table("How this page was made", ("", ""), origin.items())
 
 
+# Of a plan, because a page has about ten.
 _MOST_RECTANGLES = 300
-"""Of a plan, because a page has about ten."""
 _Kind = tuple[QuantType | None, int | None]
 _KINDS: tuple[_Kind, ...] = (
     *((kind, group_size) for kind in QuantType for group_size in kind.group_sizes),

@@ -46,17 +46,17 @@ from blobstore.io.ranges import Closing
 
 _T = TypeVar("_T")
 _REDIRECTS = frozenset({301, 302, 303, 307, 308})
+# Redirects that repeat the method and the body (RFC 9110 section 15.4).
 _REPEATING = frozenset({307, 308})
-"""Redirects that repeat the method and the body (RFC 9110 section 15.4)."""
 _SAFE = frozenset({"GET", "HEAD"})
 _TOKEN = re.compile(r"[!-~]{1,4096}", re.ASCII)
 Fields = Sequence[tuple[str, str]]
 
 _SMALL_BODY = 4096
+# Bytes of a body at a time: each record of TLS, 16 KiB, would pass through every reader alone.
 _PIECE = 2**17
-"""Bytes of a body at a time: each record of TLS, 16 KiB, would pass through every reader alone."""
+# Bytes after which an attempt counts as a new one.
 _PROGRESS = 64 * 2**10
-"""Bytes after which an attempt counts as a new one."""
 _LENGTH = re.compile(r"[0-9]{1,18}", re.ASCII)
 _TEMPORARY = frozenset({429, 500, 502, 503, 504})
 _WITHOUT_BODY = frozenset({204, 304})

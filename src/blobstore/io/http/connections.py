@@ -53,17 +53,17 @@ MAX_HEAD = 100 * 2**10
 """Bytes of a reply's head, and those of interim replies before it."""
 _BUFFER = 2**16
 KEEP_ALIVE_S = 30
+# Connections that are kept: redirects can lead to any number of servers.
 _MOST_IDLE = 256
-"""Connections that are kept: redirects can lead to any number of servers."""
 _INTERIM = frozenset(range(102, 200))
 _OK, _SERVER_ERROR = 200, 500
+# Where Linux distributions have certificates, for a Python that was built elsewhere.
 _CA_FILES = (
     "/etc/ssl/cert.pem",
     "/etc/ssl/certs/ca-certificates.crt",
     "/etc/pki/tls/certs/ca-bundle.crt",
     "/etc/ssl/ca-bundle.pem",
 )
-"""Where Linux distributions have certificates, for a Python that was built elsewhere."""
 
 
 class _Received(io.RawIOBase):

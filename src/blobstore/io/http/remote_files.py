@@ -48,8 +48,8 @@ _OK, _PART, _NOT_SATISFIABLE = 200, 206, 416
 _KNOWN = (_OK, _PART, _NOT_SATISFIABLE)
 _EXPIRED = (400, 401, 403, 404, 410)
 _EMPTY = re.compile(r"bytes \*/0", re.ASCII | re.IGNORECASE)
+# For weights. The Hub's windows have 300 seconds.
 _PATIENCE = {"attempts": 8, "longest_wait_s": 330, "deadline_s": 400}
-"""For weights. The Hub's windows have 300 seconds."""
 _CONTENT_RANGE = re.compile(
     r"bytes ([0-9]{1,19})-([0-9]{1,19})/([0-9]{1,19}|\*)", re.ASCII | re.IGNORECASE
 )

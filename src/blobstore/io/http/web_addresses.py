@@ -42,8 +42,8 @@ _ADDRESS = re.compile(
 )
 _AUTHORITY = re.compile(r"(\[[0-9a-f:.]+\]|[^:\[\]]+)(?::([0-9]{0,5}))?", re.ASCII | re.IGNORECASE)
 _IN_PATH = "%!$&'()*+,/:;=@[\\]^|"
+# What is not percent-encoded, apart from letters, digits and ``_.-~``.
 _IN_QUERY = _IN_PATH + "?`{}"
-"""What is not percent-encoded, apart from letters, digits and ``_.-~``."""
 # A Location, by RFC 3986 section 4.1. "ht!tp://x" is refused: a scheme has no "!", and a relative
 # path has no colon in its first segment (section 4.2). The class has the printable characters that
 # an address may contain.

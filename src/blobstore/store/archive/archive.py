@@ -16,8 +16,6 @@ that is cut after its last header), ends quietly at a damaged header, keeps a di
 100,000 members, and can't begin in the middle of frames.
 """
 
-from __future__ import annotations
-
 import gzip
 import os
 import zlib
@@ -82,12 +80,12 @@ _MAX_PLAIN = 2**32
 _MAX_RATIO = 200
 MAX_MEMBERS = 400_000
 """Headers of an archive: of files, of folders, and of extensions before them."""
+# Bytes of all PAX records and long paths; paths of over 100 bytes have some.
 _MAX_EXTENSIONS = 2**24
-"""Bytes of all PAX records and long paths; paths of over 100 bytes have some."""
 MAX_PATHS = 2**27
 """Bytes of all paths, which are kept in memory: a compressed archive has room for gigabytes."""
+# Zeros after the end: tar fills its last record, of 10 KiB unless another size is asked for.
 _MAX_PADDING = 2**20
-"""Zeros after the end: tar fills its last record, of 10 KiB unless another size is asked for."""
 _READ_AT_ONCE = 2**16
 
 

@@ -90,10 +90,10 @@ from blobstore.store.references import References
 from blobstore.store.sessions import Spool, SpoolWriter
 
 _Name = str | ModelName
+# Objects that one request removes.
 _AT_ONCE = 1000
-"""Objects that one request removes."""
+# Blobs in parts at once. Together they hold 160 MiB.
 _LARGE_AT_ONCE = 4
-"""Blobs in parts at once. Together they hold 160 MiB."""
 _NEWER = "manifests-v2/"
 _MAX_NOTE = 4096
 _NOTES_TOGETHER = 4 * REQUESTS

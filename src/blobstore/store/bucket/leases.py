@@ -40,8 +40,8 @@ LONGEST_LEASE_S = 3600.0
 _RENEWALS = 4
 _LONGEST_END_S = 10
 _MAX_LEASE = 4096
+# Bytes of the object of clean-ups: older versions named the blobs in it that they removed.
 _MAX_SWEEP = 128 * 2**20
-"""Bytes of the object of clean-ups: older versions named the blobs in it that they removed."""
 _LOOK_S = 1.0
 _IDLE = "idle"
 _CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)

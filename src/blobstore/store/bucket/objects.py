@@ -67,10 +67,10 @@ REQUESTS = 16
 SMALL = 4 * 2**20
 """Bytes of a blob that is written in one request."""
 _PART = 8 * 2**20
+# S3 takes 10,000 parts of one object (Amazon S3 User Guide, "Multipart upload limits").
 _MOST_PARTS = 9_000
-"""S3 takes 10,000 parts of one object (Amazon S3 User Guide, "Multipart upload limits")."""
+# Parts of one blob at once.
 _AT_ONCE = 4
-"""Parts of one blob at once."""
 
 
 def blob_key(digest: Digest) -> str:

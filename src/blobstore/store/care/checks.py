@@ -4,8 +4,6 @@ Each file is read once. Several threads check many blobs, the largest first, so 
 together; one thread checks the small ones.
 """
 
-from __future__ import annotations
-
 import errno
 import os
 import stat
@@ -30,8 +28,8 @@ from blobstore.store.stored import Settings, UnclearTypeError, stored_tensors
 SMALL = 2**17
 """Blobs of up to this many bytes are read whole, by one thread: Python threads would take turns."""
 MISSING = "it is missing"
+# Errors of the process, not of a file.
 _OURS = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})
-"""Errors of the process, not of a file."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -142,8 +140,8 @@ def wrong_size(size: int, uses: Sequence[BlobReference]) -> str | None:
     return f"it has {size:,} bytes, not {wrong[0]:,}" if wrong else None
 
 
+# Blobs that a thread checks at once: as many as the widest processors hash at once.
 _TOGETHER = 16
-"""Blobs that a thread checks at once: as many as the widest processors hash at once."""
 
 
 @dataclass(slots=True)

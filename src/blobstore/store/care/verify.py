@@ -25,8 +25,8 @@ from blobstore.store.care.checks import BlobChecks, Users
 from blobstore.store.places import StorePlace, opened_store
 from blobstore.store.ports import Care, OddFile, Readable
 
+# A manifest that differs in so few bytes was not replaced: a digest alone has 64 hex digits.
 _FEW_BYTES = 16
-"""A manifest that differs in so few bytes was not replaced: a digest alone has 64 hex digits."""
 
 
 def manifest_bytes(home: Readable, name: ModelName) -> bytes:

@@ -223,8 +223,8 @@ class FinishedBlob:
         return self.folder / self.digest.file_name
 
 
+# A blob gets a new time from this age on, before it is used: Ollama spares young ones.
 _OLD_S = 30 * 60
-"""A blob gets a new time from this age on, before it is used: Ollama spares young ones."""
 
 
 def old_ns() -> float:

@@ -20,8 +20,6 @@ Many machines make the blobs of one plan, and one of them publishes the model, p
 clean-up spares them for a week. In ``blobs/`` a starting Ollama would delete them.
 """
 
-from __future__ import annotations
-
 import fcntl
 import math
 import os
@@ -212,8 +210,8 @@ KEPT_S: Final = 7 * 24 * 3600
 """How long a clean-up spares a kept blob, in seconds."""
 _LEFT_S: Final = 24 * 3600
 _UNOWNED = "new-"
+# The file that is locked where a folder's lock stays on its machine.
 _OWNER = "owner"
-"""The file that is locked where a folder's lock stays on its machine."""
 _OURS = re.compile(r"(new|[0-9]+)-[0-9a-f]{16}", re.ASCII)
 
 

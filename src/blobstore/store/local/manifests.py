@@ -1,7 +1,5 @@
 """Manifests: one small file for each model, at ``HOST/NAMESPACE/MODEL/TAG``."""
 
-from __future__ import annotations
-
 import json
 import os
 import re
@@ -164,8 +162,8 @@ def _logical(name: ModelName) -> ModelName:
 
 DEPTH = 4
 """Levels of a manifest below its folder: host, namespace, model, tag."""
+# Bytes from which a manifest is searched for NUL bytes before it is read: it may be a hole.
 _LARGE = 2**20
-"""Bytes from which a manifest is searched for NUL bytes before it is read: it may be a hole."""
 
 
 @dataclass(eq=False)

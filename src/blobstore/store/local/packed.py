@@ -9,8 +9,6 @@ A name is whole or packed. If a crash leaves both, the whole model counts, and t
 packs, unpacks or removes the name completes the work.
 """
 
-from __future__ import annotations
-
 import errno
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Set as AbstractSet

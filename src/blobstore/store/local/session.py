@@ -14,8 +14,6 @@ would otherwise push everything else out of the page cache, and on a virtual mac
 cache costs more than the disk does (docs/decisions/README.md).
 """
 
-from __future__ import annotations
-
 import itertools
 import mmap
 import os
@@ -72,8 +70,8 @@ from blobstore.store.ports import (
     wrong_bytes,
 )
 
+# Bytes of a gap that are read back at a time.
 _READ_BACK = 2**19
-"""Bytes of a gap that are read back at a time."""
 
 
 def write_whole(

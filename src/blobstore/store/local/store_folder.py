@@ -1,7 +1,5 @@
 """The parts of a store in a folder, and its care. `Store` (store.py) is the home."""
 
-from __future__ import annotations
-
 import os
 import re
 import stat
@@ -43,8 +41,8 @@ from blobstore.store.references import References
 
 PRIVATE = ".blobstore"
 _FOLDERS = {"blobs", "manifests", "manifests-v2", PRIVATE}
+# The lock of names covers only the sync of one folder, which may take long on a busy disk.
 _NAMES_WAIT_S = 60
-"""The lock of names covers only the sync of one folder, which may take long on a busy disk."""
 
 
 class StoreFolder(Readable):
@@ -160,8 +158,9 @@ class StoreFolder(Readable):
 
 _NAMED = 5
 _SEVERAL = 2
+# Parts of pulls: ``.tmp`` as in ollama@0ec682f6 x/transfer/download.go:save.
 _PARTIAL = re.compile(r"sha256-[0-9a-f]{64}(-partial(-[0-9]+)?|\.tmp)", re.ASCII)
-"""Parts of pulls: ``.tmp`` as in ollama@0ec682f6 x/transfer/download.go:save."""
+# By the first letter of a mode, as ls shows it; the others are files.
 _KINDS = {
     "l": "a symbolic link",
     "d": "a folder",
@@ -170,7 +169,6 @@ _KINDS = {
     "c": "a device",
     "b": "a device",
 }
-"""By the first letter of a mode, as ls shows it; the others are files."""
 _LOST = (
     "the manifest of its model is missing, but its blobs exist:"
     " repair restores it until prune removes them"

@@ -40,16 +40,16 @@ if TYPE_CHECKING:
 FRAME = 2**20
 """Bytes of a blob in a frame at most: what is coded, checked and read at once."""
 
+# A skippable frame in front: its magic, its size, ours, and the bytes of an item.
 _MARK = struct.Struct("<II7sB")
-"""A skippable frame in front: its magic, its size, ours, and the bytes of an item."""
 _SKIPPABLE = (0x184D2A50, 8)
 _OURS = b"BSPACK\x02"
 _WIDTHS = (1, 2, 4)
 _FLOATS = {DType.BF16: 2, DType.F16: 2, DType.F32: 4}
 _TEXT_LEVEL = 9
 _MAX_WINDOW = 2**27
+# Bytes of a header of a tar: of a frame that begins with one, no more is decoded for it.
 _HEAD = 512
-"""Bytes of a header of a tar: of a frame that begins with one, no more is decoded for it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -294,11 +294,11 @@ _MAGIC = b"BSPACK\x01\n"
 
 _END = b"BSPEND\x01\n"
 _MAX_INDEX = 2**26
+# Offset and length of the index, its sha256, and `_END`.
 _TRAILER = struct.Struct("<QQ32s8s")
-"""Offset and length of the index, its sha256, and `_END`."""
 _COUNTS = struct.Struct("<III")
+# A blob: its digest, size and number of frames. A base: its digest and size. A frame.
 _TABLES = (struct.Struct("<32sQI"), struct.Struct("<32sQ"), struct.Struct("<IBBHQI4I"))
-"""A blob: its digest, size and number of frames. A base: its digest and size. A frame."""
 
 OpenBase = Callable[[Digest, int], OpenReader]
 """Opens the blob of a digest and size that another was packed against."""

@@ -5,8 +5,6 @@ that the request needs, and the request is made again. A 401 of another server, 
 led, is an error: nothing of ours is sent there.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
@@ -29,10 +27,10 @@ HEAD_BYTES = 64 * 2**10
 """Bytes that may come besides a body: heads of replies, redirects, bodies of errors."""
 OK, CREATED, ACCEPTED, NO_CONTENT, PARTIAL = 200, 201, 202, 204, 206
 _UNAUTHORIZED, NOT_FOUND = 401, 404
+# Without a login, with it, and with a token in the place of one that has expired.
 _TRIES = 3
-"""Without a login, with it, and with a token in the place of one that has expired."""
+# Statuses whose replies may contain a reason. 429 and 5xx are tried again.
 _REFUSALS = frozenset(range(400, 429))
-"""Statuses whose replies may contain a reason. 429 and 5xx are tried again."""
 _UNKNOWN = (400, 404)
 LOWER_CASE = "Most registries require namespaces and models in lower case."
 _HINTS = {

@@ -27,8 +27,6 @@ used
 Redirects of a token server that lead to another origin are refused.
 """
 
-from __future__ import annotations
-
 import re
 import time
 from collections.abc import Collection, Iterable
@@ -100,19 +98,18 @@ def parse_challenges(fields: Iterable[str]) -> list[Challenge]:
 
 
 RULE = "R3"
+# Registries, and the hosts of their token servers that are neither above nor below them.
+#
+# Sources: distribution/distribution@0d6b721d docs/content/spec/auth/token.md; the challenges of the
+# others as recorded in public code (elastic/eui, digitalocean/doctl), oras-project/oras-dotnet#401.
 _LISTED = {
     ("registry-1.docker.io", "auth.docker.io"),
     ("docker.elastic.co", "docker-auth.elastic.co"),
     ("registry.digitalocean.com", "api.digitalocean.com"),
     ("nvcr.io", "authn.nvidia.com"),
 }
-"""Registries, and the hosts of their token servers that are neither above nor below them.
-
-Sources: distribution/distribution@0d6b721d docs/content/spec/auth/token.md; the challenges of the
-others as recorded in public code (elastic/eui, digitalocean/doctl), oras-project/oras-dotnet#401.
-"""
+# Texts that `getaddrinfo` reads as an IP address, 127.1 and 0x7f000001 too.
 _IP_LITERAL = re.compile(r".*:.*|(?:.*\.)?(?:[0-9]+|0x[0-9a-f]*)\.?", re.ASCII | re.IGNORECASE)
-"""Texts that `getaddrinfo` reads as an IP address, 127.1 and 0x7f000001 too."""
 
 
 def realm_target(
@@ -179,11 +176,11 @@ CLIENT_ID = "blobstore"
 MAX_REPLY = 64 * 2**10
 MAX_TOKEN = 16 * 2**10
 _HEAD = 16 * 2**10
+# Seconds that a token lasts at least, and if its server does not say how long.
 _DEFAULT_S = 60
-"""Seconds that a token lasts at least, and if its server does not say how long."""
 _LONGEST_S = 86_400
+# Seconds before its end from which a token is not used any more.
 _MARGIN_S = 10
-"""Seconds before its end from which a token is not used any more."""
 _NAME = re.compile(r"[A-Za-z0-9]+(?:[._/-]+[A-Za-z0-9]+)*", re.ASCII)
 _VISIBLE = re.compile(r"[!-~]+", re.ASCII)
 _OK, _BAD_REQUEST, _UNAUTHORIZED, _FORBIDDEN, _NOT_FOUND = 200, 400, 401, 403, 404
@@ -345,8 +342,8 @@ def _invalid(reply: Reply, what: str) -> AuthenticationError:
     )
 
 
+# A token that is refused within this time (s) has not expired: it does not allow the request.
 _YOUNG_S = 10
-"""A token that is refused within this time (s) has not expired: it does not allow the request."""
 
 
 class Authorization:

@@ -18,8 +18,6 @@ is an identity token. A program's stdout is never shown, because it may contain 
 is ours.
 """
 
-from __future__ import annotations
-
 import base64
 import binascii
 import json

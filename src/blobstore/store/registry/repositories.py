@@ -283,12 +283,12 @@ requires."""
 _ACCEPTED_TYPES = (("Accept", f"{MANIFEST_MEDIA_TYPE}, {OCI_MANIFEST_MEDIA_TYPE}"),)
 _MAX_PAGE = 4 * 2**20
 _MOST_PAGES = 1000
+# Bytes of all pages of a list. They may take 60 s, or longer at 192 KiB/s and more.
 _MAX_LIST = 32 * 2**20
-"""Bytes of all pages of a list. They may take 60 s, or longer at 192 KiB/s and more."""
+# Bytes of the lists of all repositories together.
 _MAX_NAMES = 200_000_000
-"""Bytes of the lists of all repositories together."""
+# Seconds that these may take, or longer at such a rate.
 _NAMES_S = 600
-"""Seconds that these may take, or longer at such a rate."""
 _UNSUPPORTED = (400, 405)
 
 

@@ -27,15 +27,15 @@ from blobstore.names import Digest
 
 MAX_KEY_FILE = 64 * 2**10
 _CURVES = ("secp256r1", "secp384r1", "secp521r1")
+# As in cosign: sigstore/sigstore pkg/cryptoutils/goodkey.
 _RSA_BITS = (2048, 3072, 4096)
-"""As in cosign: sigstore/sigstore pkg/cryptoutils/goodkey."""
 _COSIGN = re.compile(
     rb"-----BEGIN (?P<label>ENCRYPTED (?:COSIGN|SIGSTORE) PRIVATE KEY)-----\s"
     rb"(?P<text>[A-Za-z0-9+/=\s]*)-----END (?P=label)-----\s*"
 )
 _LABEL = "ENCRYPTED SIGSTORE PRIVATE KEY"
+# The only costs that cosign accepts: a file must not choose how much memory is taken.
 _SCRYPT_COSTS = (2**15, 2**16, 2**17)
-"""The only costs that cosign accepts: a file must not choose how much memory is taken."""
 _NEW_COST = 2**16
 _BLOCK, _LANES = 8, 1
 _NONCE_BYTES, _SALT_BYTES = 24, 32
