@@ -19,6 +19,8 @@ Sources: opencontainers/image-spec layer.md ("Uncompressed tar"), config.md ("ro
 of uncompressed layers are their digests).
 """
 
+from __future__ import annotations
+
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager

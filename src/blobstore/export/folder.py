@@ -8,6 +8,8 @@ it is locked while it is written: two exports into one folder do not mix, and th
 removes what a killed one left.
 """
 
+from __future__ import annotations
+
 import fcntl
 import itertools
 import mmap

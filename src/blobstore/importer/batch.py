@@ -10,6 +10,8 @@ model. So a batch that was stopped goes on where it was, and a model whose optio
 made anew. An error of one model is reported, and the others go on.
 """
 
+from __future__ import annotations
+
 import hashlib
 import math
 import os

@@ -11,6 +11,8 @@ JSON document its bytes. Files that the plan does not name are ignored. What is 
 blob its header, its sources and how it is made, has the digest in the plan.
 """
 
+from __future__ import annotations
+
 import base64
 import hashlib
 import os

@@ -4,6 +4,8 @@ Read (source/inventory.py), decide (plan.py), write (writing.py). A tag that say
 type than the model gets is refused first.
 """
 
+from __future__ import annotations
+
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence

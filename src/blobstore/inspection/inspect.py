@@ -10,6 +10,8 @@ files; without one the single file, else its shards. Else every .safetensors fil
 An import takes fewer: an inspection refuses only missing and damaged files.
 """
 
+from __future__ import annotations
+
 import os
 from collections.abc import Mapping, Sequence
 from contextlib import suppress

@@ -3,6 +3,8 @@
 A list reads headers only of models that were never listed before. No numpy is loaded.
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace

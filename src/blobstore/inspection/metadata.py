@@ -14,6 +14,8 @@ room is kept after the value of ``__metadata__``, not at the header's end: JSON 
 as well, and so the next edit leaves all that follows where it is.
 """
 
+from __future__ import annotations
+
 import fcntl
 import json
 import os

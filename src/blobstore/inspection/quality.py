@@ -4,6 +4,8 @@ Both are read in chunks side by side, so memory does not grow with the model. A 
 stored as it was must have the source's bytes; one that was quantized or converted is measured.
 """
 
+from __future__ import annotations
+
 import math
 from collections.abc import Callable, Iterator
 from contextlib import closing

@@ -3,6 +3,8 @@
 Types that numpy lacks (BF16, FP8) come from ml_dtypes; numpy treats them as its own.
 """
 
+from __future__ import annotations
+
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace

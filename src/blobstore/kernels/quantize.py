@@ -6,6 +6,8 @@ scales.py. Block FP8 is the form of DeepSeek-V3's checkpoints (README_WEIGHTS.md
 their matrix. The arithmetic is docs/quantization.md's.
 """
 
+from __future__ import annotations
+
 import math
 from dataclasses import replace
 from itertools import pairwise

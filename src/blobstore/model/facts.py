@@ -3,6 +3,8 @@
 The facts are the same for a plan and for a stored model.
 """
 
+from __future__ import annotations
+
 import enum
 import re
 from collections import defaultdict

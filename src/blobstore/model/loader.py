@@ -13,6 +13,8 @@ views of the blob's map: no byte is copied, and they are read-only. MLX on a CPU
 own memory; with Metal it wraps the map where it can.
 """
 
+from __future__ import annotations
+
 import importlib
 import math
 import sys

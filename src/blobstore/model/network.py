@@ -14,6 +14,8 @@ A parameter with codes is several arrays (``….weight``, ``….scales``, ``….
 is one array.
 """
 
+from __future__ import annotations
+
 import inspect
 import re
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence

@@ -10,6 +10,8 @@ the Hub contains ``--``, so the folder's name is the repository's. Source: huggi
 file_download.py `repo_folder_name`, `_cache_commit_hash_for_specific_revision`.
 """
 
+from __future__ import annotations
+
 import os
 import re
 import stat

@@ -6,6 +6,8 @@ upper store hides one of the same name below, and an upper store's blob is opene
 blob below. The lower stores are searched in their order.
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass

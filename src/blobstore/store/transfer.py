@@ -9,6 +9,8 @@ model may be visible without them. Signatures of a digest that no model has do n
 checked before a blob is read.
 """
 
+from __future__ import annotations
+
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager

@@ -16,6 +16,8 @@ that is cut after its last header), ends quietly at a damaged header, keeps a di
 100,000 members, and can't begin in the middle of frames.
 """
 
+from __future__ import annotations
+
 import gzip
 import os
 import zlib

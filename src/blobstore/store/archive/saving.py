@@ -15,6 +15,8 @@ the format allows no frame of 4 GiB anyway. A frame that compression makes less 
 stored.
 """
 
+from __future__ import annotations
+
 import fcntl
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence

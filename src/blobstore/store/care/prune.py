@@ -6,6 +6,8 @@ read, or while the home says that models seem to be lost (`Care.obstacle`). Blob
 grace time are spared: other programs write blobs before their manifest, without a lock.
 """
 
+from __future__ import annotations
+
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 from pathlib import Path

@@ -4,6 +4,8 @@ Of blobs that models need only the names are read: a stat of 600,000 files takes
 rest.
 """
 
+from __future__ import annotations
+
 from collections.abc import Iterator, Sequence, Set as AbstractSet
 from dataclasses import dataclass, replace
 from typing import Annotated
