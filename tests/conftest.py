@@ -1,7 +1,5 @@
 """Fixtures of all tests."""
 
-from __future__ import annotations
-
 import gc
 import hashlib
 import logging
@@ -57,7 +55,6 @@ def mapped(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def store(tmp_path: Path) -> Store:
-    """An empty store."""
     return open_store(tmp_path / "store")
 
 

@@ -5,8 +5,6 @@ docstrings, the page of ``--json`` from the classes of the results. What stands 
 before their first section is written there by hand.
 """
 
-from __future__ import annotations
-
 import inspect
 import re
 import sys

@@ -3,8 +3,6 @@
 With ``--converted`` it writes docs/reference/architectures-converted.md.
 """
 
-from __future__ import annotations
-
 import argparse
 import sys
 from concurrent.futures import ThreadPoolExecutor

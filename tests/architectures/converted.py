@@ -1,7 +1,5 @@
 """Checkpoints that mlx-lm has converted: blobstore's import compared with mlx-lm's own network."""
 
-from __future__ import annotations
-
 import contextlib
 import io
 import tempfile

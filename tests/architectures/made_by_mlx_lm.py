@@ -5,8 +5,6 @@ a published checkpoint is undone, step by step. mlx-lm loads the result: so the 
 published ones.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import zlib
@@ -94,7 +92,6 @@ def _changed(pattern: str, change: Callable[[Any], Any]) -> Undo:
 
 
 def transposed(pattern: str) -> Undo:
-    """Return what swaps the last two axes of arrays."""
     return _changed(pattern, lambda value: value.swapaxes(-1, -2))
 
 
@@ -104,7 +101,6 @@ def less_one(pattern: str) -> Undo:
 
 
 def shaped(pattern: str, shape: Sequence[int]) -> Undo:
-    """Return what gives arrays another shape."""
     return _changed(pattern, lambda value: value.reshape(shape))
 
 

@@ -4,8 +4,6 @@ What a configuration has by one of the names of `TINY` gets that value, in neste
 too; a recipe says the rest.
 """
 
-from __future__ import annotations
-
 import json
 import zlib
 from collections.abc import Mapping

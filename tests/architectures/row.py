@@ -1,7 +1,5 @@
 """One row of the table, made in a process of its own: a crash of it is a row, too."""
 
-from __future__ import annotations
-
 import multiprocessing
 import tempfile
 import warnings

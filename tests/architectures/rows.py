@@ -11,8 +11,6 @@ mlx-lm's network is made, and ``undo`` takes back what its ``sanitize`` did, by 
 made_by_mlx_lm.py and their arguments.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """The pages as Markdown, from the rows."""
 
-from __future__ import annotations
-
 import re
 import textwrap
 from collections import Counter
@@ -51,7 +49,6 @@ def good(row: Row) -> bool:
 
 
 def table(rows: Sequence[Row], date: str) -> str:
-    """Return the page of all architectures."""
     counted = [row for row in rows if row["mlx_lm"] == LOADED]
     others = [
         f"- {row['architecture']} (made by {row['maker']}): {row['mlx_lm']}"
@@ -65,7 +62,6 @@ def table(rows: Sequence[Row], date: str) -> str:
 
 
 def converted_table(rows: Sequence[Row], date: str) -> str:
-    """Return the page of what mlx-lm has converted."""
     command = "python tests/architectures --converted"
     return _page("Converted by mlx-lm", command, date, _CONVERTED, rows, list(CONVERSIONS))
 

@@ -3,8 +3,6 @@
 All of them, as all types, are the table: docs/reference/architectures.md.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Checkpoints changed after they were made: quantized, with draft heads, with odd configs."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Callable

@@ -6,8 +6,6 @@ fixtures/battery: only with the code whose behaviour is to stay (commit fd19f72e
 only for new cases.
 """
 
-from __future__ import annotations
-
 import argparse
 import fnmatch
 import json

@@ -4,8 +4,6 @@ A record is a table of steps; an outcome is JSON. Below a key of `_WORDS` texts 
 change; all else are facts. Long lists are recorded as their length and a digest.
 """
 
-from __future__ import annotations
-
 import fnmatch
 import hashlib
 import json
@@ -78,7 +76,6 @@ def _digest(text: str) -> str:
 
 
 def between(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, list[Change]]:
-    """Return the differences of each step that differs."""
     found = {}
     for step in [*old, *(step for step in new if step not in old)]:
         if step not in new:

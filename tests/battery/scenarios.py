@@ -47,7 +47,6 @@ Outcome = tuple[int, bytes, bytes]
 
 @contextmanager
 def sources() -> Iterator[Path]:
-    """A new folder with copies of the models."""
     # Not TemporaryDirectory: a command that runs exit functions in its fork would remove it.
     root = Path(tempfile.mkdtemp(prefix="battery-"))
     try:
@@ -61,7 +60,6 @@ def sources() -> Iterator[Path]:
 
 
 def filled(text: str, words: Mapping[str, str]) -> str:
-    """Return a text with the words that it names in braces."""
     return re.sub(r"\{([a-z]+)\}", lambda match: words.get(match[1], match[0]), text)
 
 
@@ -109,8 +107,6 @@ class Scenario:
 
 
 class _Run:
-    """One run of a scenario."""
-
     def __init__(self, scenario: Scenario, root: Path, variables: Mapping[str, str]) -> None:
         self._root = root
         self.folder = root / scenario.name
@@ -129,7 +125,6 @@ class _Run:
     def command(
         self, words: list[str], more: Mapping[str, str], stdin: Path | None = None
     ) -> Outcome:
-        """Run a command in a forked process."""
         out, err = (self._root / f"{time.monotonic_ns()}.{name}" for name in ("out", "err"))
         sys.stdout.flush()
         if pid := os.fork():
@@ -211,7 +206,6 @@ class _Run:
     # The verbs.
 
     def store(self, name: str = "store") -> dict[str, Any]:
-        """Return the digests of a store's manifests and blobs."""
         manifests = self.normal(_digests(self.folder / name / "manifests"))
         blobs = _digests(self.folder / name / "blobs")
         wrong = [
@@ -230,7 +224,6 @@ class _Run:
         return {"parts": self.normal(headings), "tables": text.count("<table")}
 
     def sh(self, *words: str) -> None:
-        """Run a program of the system."""
         subprocess.run(words, cwd=self.folder, check=True)
 
     def damage(self, name: str, size: str) -> None:

@@ -3,8 +3,6 @@
 All steps take minutes: ``python tests/battery replay``. ``allowed.toml`` lists what may differ.
 """
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

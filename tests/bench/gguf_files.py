@@ -4,8 +4,6 @@
 and imports each three times in turn, in processes of their own; first BF16 as int4.
 """
 
-from __future__ import annotations
-
 import resource
 import statistics
 import subprocess

@@ -6,8 +6,6 @@ MiB again and again. "from memory": 24 such inputs in turn, and a copy to as man
 neither side finds its input in a cache.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 import time
@@ -41,7 +39,6 @@ BYTES = 2 * SHAPE[0] * SHAPE[1]
 
 
 def rate(run: Callable[[], object], rounds: int = ROUNDS) -> float:
-    """Return GB/s of the fastest of several runs."""
     return BYTES / 1e9 / min(seconds(run) for _ in range(rounds))
 
 
@@ -72,7 +69,6 @@ def measure(
     copies: dict[str, float],
     theirs: tuple[float, float],
 ) -> None:
-    """Print one row."""
     quant_type, group_size = case
     options: dict[str, Any] = {"group_size": group_size, "kernel": kernels.KERNELS[kernel]}
     quantized = kernels.quantize(inputs[0], quant_type, **options)
@@ -97,7 +93,6 @@ def measure(
 
 
 def rate_of_mlx(case: tuple[str, int], weights: Any) -> tuple[float, float]:
-    """Return the rates of mx.quantize and mx.dequantize."""
     quant_type, group_size = case
     kind = kernels.quantization_of(quant_type, group_size).quant_type
     mode: dict[str, Any] = {"group_size": group_size, "bits": kind.bits, "mode": kind.mode}

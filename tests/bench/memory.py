@@ -6,8 +6,6 @@ and 100,000 tensors of 4 KB, with seconds. ``bound`` is the largest VmHWM - RssF
 be too high. ``--size``: GB of the folder; all else keeps its proportion to it.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import sys
@@ -24,7 +22,6 @@ COUNTS = (25_000, 50_000, 100_000)
 
 
 def main() -> None:
-    """Print the table."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -38,7 +35,6 @@ def main() -> None:
 
 
 def measure(sources: Sources) -> None:
-    """Print the rows."""
     mixture = sources.mixture()
     checkpoints = {
         "folder in shards": (sources.shards(), ()),

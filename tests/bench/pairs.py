@@ -8,8 +8,6 @@ other side and of ours, and their ratio. Servers are not counted, but those that
 Needs nginx, docker-registry and skopeo, the extras of the tests, and 15 GB under ``--work``.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import statistics
@@ -75,8 +73,6 @@ def ours(*words: str) -> Side:
 
 
 def program(text: str, *words: str) -> Side:
-    """Return a Python program and its arguments."""
-
     def side(python: str, at: Places) -> AbstractContextManager[Line]:
         return nullcontext([python, "-c", text, *(word.format(at=at) for word in words)])
 
@@ -93,7 +89,6 @@ def shell(text: str) -> Side:
 
 
 def convert(*options: str, source: str = "{at.source}") -> str:
-    """Return mlx-lm's import as a line for sh."""
     return (
         f"$PYTHON -m mlx_lm convert --hf-path {source} --mlx-path target -q "
         f"{' '.join(options)} >/dev/null"
@@ -136,7 +131,6 @@ def downloaded(python: str, at: Places) -> Iterator[Line]:
 
 @contextmanager
 def pushed(python: str, at: Places, *, skopeo: bool = False) -> Iterator[Line]:
-    """Push to an empty docker-registry."""
     with registry(at.work / "target") as server:
         name = f"{server.host}/a/m:b"
         if skopeo:
@@ -147,7 +141,6 @@ def pushed(python: str, at: Places, *, skopeo: bool = False) -> Iterator[Line]:
 
 @contextmanager
 def pulled(python: str, at: Places, *, skopeo: bool = False) -> Iterator[Line]:
-    """Pull from a docker-registry that has the model in both forms."""
     with registry(at.work / "registry") as server:
         ours, theirs = f"{server.host}/a/m:b", f"{server.host}/a/m:oci"
         if not server.tags():
@@ -297,7 +290,6 @@ def timed(side: Side, python: str, at: Places) -> Run:
 
 
 def main() -> None:
-    """Print the table."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

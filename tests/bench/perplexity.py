@@ -8,8 +8,6 @@ dequantized values, with those that blobstore stores, and with those after ``--q
 ``--quant int8``. All is computed in float32 by transformers, so only stored values differ.
 """
 
-from __future__ import annotations
-
 import importlib
 import json
 import sys
@@ -150,7 +148,6 @@ def mlx(make: Any, bits: int, weight: Any) -> Quantized:
 
 
 def cases(make: Any) -> Iterator[tuple[str, Callable[[Any], Quantized]]]:
-    """Yield a name and what quantizes a weight."""
     for name in (
         *("int4-g128", "int4-g32-zeros", "int8-g128", "int8-bytes-rows"),
         *("fp8-matrix", "fp8-rows", "fp8-blocks"),

@@ -1,7 +1,5 @@
 """Processes of the benchmarks: run and time one, or sample its memory."""
 
-from __future__ import annotations
-
 import itertools
 import os
 import resource
@@ -51,7 +49,6 @@ class MemoryPeak:
 
 
 def children_work() -> float:
-    """Return the seconds of processor time that all ended child processes took."""
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     return used.ru_utime + used.ru_stime
 

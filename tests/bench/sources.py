@@ -5,8 +5,6 @@ name: to a kernel, a hash and a disk they are as good as fresh ones, and they ar
 the disk takes them.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import shutil
@@ -78,7 +76,6 @@ def attention_shapes(sizes: Sizes, layer: str) -> dict[str, tuple[int, ...]]:
 
 
 def feed_forward_shapes(hidden: int, inner: int, prefix: str) -> dict[str, tuple[int, ...]]:
-    """Return the three projections of a feed-forward part or of an expert."""
     return {
         f"{prefix}.down_proj.weight": (hidden, inner),
         f"{prefix}.gate_proj.weight": (inner, hidden),
@@ -119,7 +116,6 @@ def mixture_shapes(nbytes: float) -> dict[str, tuple[int, ...]]:
 
 
 def config_of(sizes: Sizes, shapes: Shapes) -> dict[str, Any]:
-    """Return config.json for these tensors."""
     gate = shapes.get("model.layers.0.mlp.gate.weight")
     kind: dict[str, Any] = {"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3"}
     if gate is not None:
@@ -186,7 +182,6 @@ class Weights:
 
 
 def write_file(path: Path, shapes: Shapes, weights: Weights) -> None:
-    """Write a .safetensors file."""
     with path.open("wb") as file:
         file.write(header_of(shapes))
         for name, shape in shapes.items():
@@ -224,16 +219,13 @@ class Sources:
 
     @property
     def scale(self) -> float:
-        """How much smaller than the real benchmark all is."""
         return min(1.0, self.size_gb / FULL_SIZE_GB)
 
     @cached_property
     def weights(self) -> Weights:
-        """What is written into all of them."""
         return Weights()
 
     def shards(self) -> Path:
-        """Return the folder of a dense model in shards."""
         return self._folder("qwen3", DENSE, dense_shapes(self.size_gb * 1e9))
 
     def one_tensor(self) -> Path:

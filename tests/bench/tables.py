@@ -1,7 +1,5 @@
 """Markdown tables, printed row by row, and the machine that their figures depend on."""
 
-from __future__ import annotations
-
 import os
 import platform
 import subprocess
@@ -18,12 +16,10 @@ FLAGS = ("sha_ni", "avx512f", "avx2", "sha2", "asimd")
 
 
 def show(cells: Iterable[str]) -> None:
-    """Print one row of a Markdown table."""
     print(f"| {' | '.join(cells)} |", flush=True)
 
 
 def table(*headings: str) -> None:
-    """Print the head of a Markdown table."""
     show(headings)
     show("---" for _ in headings)
 

@@ -1,7 +1,5 @@
 """Archives are read as `ReadingTests` says."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path

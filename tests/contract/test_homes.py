@@ -1,7 +1,5 @@
 """Every home does what `StoreTests` says."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 from uuid import uuid4
@@ -62,8 +60,6 @@ class TestLayered(StoreTests):
 
 
 class TestBucket(StoreTests):
-    """A bucket in memory."""
-
     def new_home(self, folder: Path) -> BucketStore:
         return BucketStore(open_bucket(f"memory://{uuid4().hex}/a/prefix"))
 

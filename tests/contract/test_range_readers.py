@@ -1,7 +1,5 @@
 """What every OpenReader does: exact ranges, full buffers, ShortReadError beyond the end."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,7 +20,6 @@ DATA = bytes(range(256)) * 40
 
 @pytest.fixture(params=["bytes", "file", "http", "http in short replies", "bucket"])
 def reader(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[OpenReader]:
-    """A reader over DATA."""
     (tmp_path / "data").write_bytes(DATA)
     match request.param:
         case "bytes":

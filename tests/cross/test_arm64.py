@@ -4,8 +4,6 @@ It takes Debian's g++-aarch64-linux-gnu and qemu-user; without them the test is 
 SHOWN``.
 """
 
-from __future__ import annotations
-
 import shutil
 import subprocess
 from pathlib import Path

@@ -4,8 +4,6 @@ Without an option each runs in its long form. Exit code 0: nothing was seen that
 something was, it is on stderr; 77: this machine can't show a fault.
 """
 
-from __future__ import annotations
-
 import argparse
 import gc
 import random

@@ -5,8 +5,6 @@ model as it was or as it is to be: never a blob whose bytes are not its digest's
 after a sync that failed.
 """
 
-from __future__ import annotations
-
 import errno
 import os
 from collections.abc import Iterator
@@ -37,8 +35,6 @@ _CONTROLS = 4
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """What happens to a command's calls."""
-
     case: Case
     name: str
     decide: Decide
@@ -75,7 +71,6 @@ def _errors(case: Case) -> Iterator[Fault]:
 
 
 def _failing_syncs(case: Case) -> Iterator[Fault]:
-    """Yield for each sync that it and all later ones fail."""
     for number, call in enumerate((call for call in case.calls if call.syncs), start=1):
         at = At(number, Fail(errno.EIO), chosen=lambda call: call.syncs, on=True)
         yield Fault(case, f"{call} fails from sync {number} on", at)

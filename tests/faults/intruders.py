@@ -6,8 +6,6 @@ it was. Every model that the intruder's file is no part of stays whole. The comm
 ordinary user, and as root.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import shutil
@@ -146,7 +144,6 @@ def _snapshot(outside: Path) -> list[tuple[str, int, int, bytes]]:
 
 
 def _whole(root: Path) -> dict[str, str]:
-    """Return the models whose manifests and blobs are all there and right."""
     if root.is_symlink() or not root.is_dir():
         return {}
     found = look(root)

@@ -4,8 +4,6 @@ A killed command leaves every model as it was or as it is to be, no damaged blob
 names a missing one, and at most one folder in ``.blobstore/tmp``. Run again, it succeeds.
 """
 
-from __future__ import annotations
-
 import os
 
 from faults.lab.cases import Case, Figures, Task, check_clean

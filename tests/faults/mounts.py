@@ -1,7 +1,5 @@
 """Mounts, which need root: of an experiment's own, or for a test."""
 
-from __future__ import annotations
-
 import ctypes
 import functools
 import os

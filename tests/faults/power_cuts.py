@@ -7,8 +7,6 @@ read. The same with syncs that do nothing must lose data in some cuts, or the ex
 nothing.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import random
@@ -66,10 +64,7 @@ class Disk:
         Without ``syncs``, they do nothing and say that they succeeded.
         """
         log, models = self.task.folder / "log", dict[str, str]()
-        with recorded(self.task.folder, self.image, log, options) as (
-            target,
-            marks,
-        ):
+        with recorded(self.task.folder, self.image, log, options) as (target, marks):
 
             def decide(call: Call) -> Action | None:
                 if syncs:

@@ -1,7 +1,5 @@
 """`verify` finds any single bit flip in a store, and never reports a sound store."""
 
-from __future__ import annotations
-
 import random
 from pathlib import Path
 

@@ -3,8 +3,6 @@
 Calls that fail: errors.py. Read-only disks: test_store_faults.py.
 """
 
-from __future__ import annotations
-
 import shutil
 import sys
 from pathlib import Path

@@ -4,8 +4,6 @@ Bytes before names, blobs before the manifest, and everything before the success
 invariants 1 and 2). Removals go the other way.
 """
 
-from __future__ import annotations
-
 import re
 import sys
 from pathlib import Path
@@ -40,7 +38,6 @@ class Trace:
         self.root = str(root)
 
     def find(self, name: str, pattern: str) -> list[int]:
-        """Return where the calls are whose name and last path match."""
         return [
             index
             for index, (call, paths) in enumerate(self.calls)

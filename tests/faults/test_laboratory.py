@@ -3,8 +3,6 @@
 docs/reliability.md describes them.
 """
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

@@ -4,8 +4,6 @@ Folders of a lower layer can't be renamed there (EXDEV) unless redirect_dir is o
 change copies it up, and it may have another inode then.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 from collections.abc import Iterator

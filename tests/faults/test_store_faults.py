@@ -3,8 +3,6 @@
 Calls that fail: errors.py.
 """
 
-from __future__ import annotations
-
 import os
 import resource
 import shutil

@@ -6,8 +6,6 @@ processor time, or end in a traceback: 1 is returned where one does. Makers and 
 so this process must stay small.
 """
 
-from __future__ import annotations
-
 import os
 import resource
 import shutil
@@ -58,7 +56,6 @@ class Taken(NamedTuple):
 
 
 def command(line: str, folder: Path) -> Taken:
-    """Run a command."""
     words, _, read = line.format(at=folder).partition(" < ")
     arguments, errors = words.split(), folder / "stderr"
     if arguments[0] not in ("metadata", "plan") and "--generate-key" not in arguments:

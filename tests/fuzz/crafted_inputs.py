@@ -2,8 +2,6 @@
 
 # ruff: noqa: E501  # an input a line
 
-from __future__ import annotations
-
 import base64
 import functools
 import hashlib
@@ -74,7 +72,6 @@ def manifest(*layers: str) -> bytes:
 
 
 def store(folder: Path, data: bytes, media: str, name: str, times: int = 1) -> None:
-    """Store a model of one blob under many names."""
     for blob in (data, b"{}"):
         (folder / f"store/blobs/sha256-{hashlib.sha256(blob).hexdigest()}").write_bytes(blob)
     layers = (descriptor(data, media, f"{name}{n or ''}") for n in range(times))
@@ -93,7 +90,6 @@ def hole(folder: Path) -> None:
 
 
 def linked(path: Path, names: Iterable[str]) -> None:
-    """Give a file more names in its folder."""
     for name in names:
         path.with_name(name).hardlink_to(path)
 
@@ -247,13 +243,11 @@ MAKERS: tuple[tuple[str, str, Callable[[Path], None]], ...] = (
 
 
 def pem(text: bytes) -> bytes:
-    """Return a private key as cosign writes it."""
     kind = b"ENCRYPTED SIGSTORE PRIVATE KEY-----\n"
     return b"-----BEGIN %s%s-----END %s" % (kind, base64.encodebytes(text), kind)
 
 
 def file_of(kind: str, name: str, data: Bytes) -> tuple[str, str, Callable[[Path], None]]:
-    """Return the input that is one file of a kind's place."""
     path = str(PLACES[kind][0]).format(name=name.split(maxsplit=1)[0])
     return kind, name, lambda folder: put(folder / path, data())
 

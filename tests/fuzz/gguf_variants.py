@@ -6,8 +6,6 @@ from the file, or the import is refused by a typed error that names a tensor or 
 ``python tests/fuzz/gguf_variants.py [VARIANTS [FIRST]]`` is the long form.
 """
 
-from __future__ import annotations
-
 import random
 import re
 import sys
@@ -113,7 +111,7 @@ def change(rng: random.Random, variant: Variant) -> None:
     file, number = variant.file, rng.randrange(len(variant.file.tensors))
     one = file.tensors[number]
     of_tensor: list[Callable[[random.Random, Described], None]] = [
-        *(retyped, retyped, retyped, refilled, reshaped, renamed),
+        *(retyped, retyped, retyped, refilled, reshaped, renamed)
     ]
     match rng.choice(["tensor"] * 6 + ["value", "value", "drop", "twice", "order", "arch", "cut"]):
         case "tensor":
@@ -159,8 +157,6 @@ def variant(_: str, number: int) -> Variant:
 
 
 class Library:
-    """A file as the gguf package reads it."""
-
     def __init__(self, path: Path) -> None:
         file = gguf.GGUFReader(path)
         self.fields = {name: one.contents() for name, one in file.fields.items()}

@@ -5,8 +5,6 @@ fixed set of templates; a mutated file that was accepted may become a template i
 mutations add up.
 """
 
-from __future__ import annotations
-
 import math
 import random
 import re
@@ -91,7 +89,6 @@ class Inputs:
         self.last: tuple[list[bytes], int] = self.templates[0]
 
     def next(self) -> bytes:
-        """Return the next file."""
         tokens, data_size = self.choose(self.templates)
         tokens = tokens.copy()
         for _ in range(self.choose((0, 1, 1, 1, 1, 2, 3))):
@@ -180,7 +177,6 @@ class Inputs:
         tokens[place:place] = (*comma, name, b":", *value)
 
     def valid(self) -> tuple[list[bytes], int]:
-        """Return the tokens of a valid header and the bytes of its data."""
         members: list[list[bytes]] = []
         offset = 0
         for name in self.random.sample(NAMES, self.choose((0, 1, 1, 2, 2, 3, 5))):
@@ -199,7 +195,6 @@ class Inputs:
         return [b"{", *joined(members), b"}", *spaces], offset
 
     def entry(self, begin: int) -> tuple[list[bytes], int]:
-        """Return the tokens of an entry and the end of its data."""
         dtype = self.choose(DTYPES)
         rank = self.choose((0, 1, 1, 2, 2, 3))
         shape = [self.choose((0, 1, 1, 2, 2, 3, 4, 8)) for _ in range(rank)]

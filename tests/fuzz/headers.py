@@ -8,8 +8,6 @@ safetensors package reads equally, and what we refuse it refuses too, but for th
 sentence are saved, and `--replay FILE…` checks them again. The short form is test_header_fuzz.py.
 """
 
-from __future__ import annotations
-
 import argparse
 import base64
 import hashlib
@@ -30,12 +28,7 @@ import safetensors
 from header_inputs import Inputs
 
 from blobstore.errors import BlobStoreError, HeaderError, LimitExceededError
-from blobstore.formats.safetensors.header import (
-    Header,
-    encode_header,
-    header_of,
-    parse_strictly,
-)
+from blobstore.formats.safetensors.header import Header, encode_header, header_of, parse_strictly
 from blobstore.io.ranges import BytesReader
 
 CORPUS = Path(__file__).resolve().parents[2] / "fixtures" / "corpus" / "header.jsonl"
@@ -108,11 +101,7 @@ DIFFERENCES: dict[str, tuple[type[BlobStoreError], str, Callable[[bytes], bool]]
         "F10",
         lambda text: largest(json.loads(text)) > 1e308,
     ),
-    "deeper than our limit": (
-        LimitExceededError,
-        "F10",
-        lambda text: depth(json.loads(text)) > 64,
-    ),
+    "deeper than our limit": (LimitExceededError, "F10", lambda text: depth(json.loads(text)) > 64),
 }
 """What we refuse and safetensors 0.8.0 accepts: our error and rule, and a check by other means.
 
@@ -162,7 +151,6 @@ def check(raw: bytes, scratch: Path | None = None) -> str:
 
 
 def refused(text: bytes, error: HeaderError | LimitExceededError) -> str:
-    """Return the class of what we refuse and safetensors accepts."""
     for name, (kind, rule, holds) in DIFFERENCES.items():
         if (type(error), error.rule) == (kind, rule) and holds(text):
             return f"differs: {name}"

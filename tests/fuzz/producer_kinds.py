@@ -4,8 +4,6 @@ Facts: bitsandbytes 0.50.2 functional.py `QuantState`, `dequantize_4bit`; peft 0
 tuners/lora/layer.py; mlx_lm 0.32.2 tuner/lora.py, tuner/dora.py. torch itself reads its files.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import re

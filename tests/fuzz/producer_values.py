@@ -17,8 +17,6 @@ Plain NumPy in float64, one function a layout, nothing of blobstore. Facts:
 - MLX: mlx 0.32.4 backend/cpu/quantized.cpp.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress

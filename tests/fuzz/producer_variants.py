@@ -4,8 +4,6 @@ A row of `SEEDS` is a producer: a change to any of its checkpoints is a variant.
 fixtures/producers are found by the beginnings of their names; the others are made here.
 """
 
-from __future__ import annotations
-
 import copy
 import json
 import random
@@ -50,7 +48,6 @@ _LLAMA = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_
 
 
 def recorded(*prefixes: str) -> Iterator[Checkpoint]:
-    """Yield the checkpoints that the libraries themselves made."""
     for folder in sorted((FIXTURES / "producers").iterdir()):
         if f"{folder.name}/".startswith(prefixes) and folder.is_dir():
             tensors = tensors_of(folder / "model.safetensors")
@@ -182,7 +179,6 @@ def transpose(rng: Random, one: Checkpoint) -> str:
 
 
 def resize(rng: Random, one: Checkpoint) -> str:
-    """Add or remove a line at an end of an axis."""
     name = pick(rng, one)
     array = one.tensors[name]
     if not array.ndim:
@@ -258,7 +254,6 @@ def copy_module(rng: Random, one: Checkpoint) -> str:
 
 
 def add(rng: Random, one: Checkpoint) -> str:
-    """Add a tensor beside a weight."""
     module = pick(rng, one).rpartition(".")[0]
     name, shape = f"{module}.{rng.choice(_COMPANIONS)}", rng.choice([(), (1,), (40, 1), (256,)])
     one.tensors[name] = np.ones(shape, rng.choice(["f4", BF16, "i4", "u1"]))
@@ -416,7 +411,6 @@ CONFIG_CHANGES = (
 
 
 def reorder(rng: Random, one: Checkpoint) -> str:
-    """Do what changes nothing."""
     names = [*one.tensors]
     rng.shuffle(names)
     one.tensors = {name: one.tensors[name] for name in names}

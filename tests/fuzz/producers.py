@@ -8,8 +8,6 @@ before, and no variant takes much time or memory.
 PRODUCER NUMBER`` shows a variant. The short form is test_producer_fuzz.py.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import resource

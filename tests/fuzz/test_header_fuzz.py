@@ -1,7 +1,5 @@
 """The short form of headers.py: 8,000 files, and hypothesis for short counterexamples."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from header_inputs import ENTRY, POOLS

@@ -1,7 +1,5 @@
 """The short form of producers.py and gguf_variants.py: some variants of each producer."""
 
-from __future__ import annotations
-
 import importlib
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The scanners under the sanitizers: `python -m pytest -m long tests/fuzz`."""
 
-from __future__ import annotations
-
 import struct
 import subprocess
 from pathlib import Path

@@ -52,7 +52,6 @@ class CloudBucket:
         return store
 
     def upload(self, folder: Path, prefix: str) -> None:
-        """Copy the files of a folder into the bucket."""
         import obstore
 
         store = self.store()

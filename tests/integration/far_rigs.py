@@ -1,7 +1,5 @@
 """A checkpoint in shards on servers on loopback whose answers a test can change."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -46,7 +44,6 @@ class FarRig:
         self.scripts = [running.play(change(answer)) for running, answer in self.parts]
 
     def signed(self, address: str) -> str:
-        """Return the address with a signature."""
         return f"{address}?signature={next(self._numbers)}"
 
     def checking(self, answer: Answer) -> Answer:
@@ -62,7 +59,6 @@ class FarRig:
         return checked
 
     def open(self, token: str | None = None) -> Folder:
-        """Open the checkpoint."""
         return open_folder(self.address, endpoint=self.endpoint, token=token)
 
     @property

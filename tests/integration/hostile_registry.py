@@ -4,8 +4,6 @@ A case changes a scene of a small model before it is pulled or pushed. The regis
 the other origin at 127.0.0.2. Both count what they send, and see what they are sent.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re
@@ -76,17 +74,14 @@ class Scene:
 
     @property
     def host(self) -> str:
-        """The registry in the names of its models."""
         return f"{self.here.host}:{self.here.port}"
 
     @property
     def name(self) -> str:
-        """The model's name in the registry."""
         return f"{self.host}/{REPOSITORY}:{TAG}"
 
     @property
     def big(self) -> bytes:
-        """The largest blob."""
         return self.blobs[-1]
 
     def answer_there(self, answer: list[bytes] | Answer) -> Script:
@@ -111,7 +106,6 @@ class Scene:
         self.registry.changes.insert(0, change)
 
     def change_big(self, answer: list[bytes] | Answer, most: int = 10**9) -> None:
-        """Give another answer for the bytes of the largest blob."""
         end = f"/blobs/{digest_of(self.big)}"
         self.change(
             lambda asked: asked.method == "GET" and asked.target.endswith(end), answer, most
@@ -145,15 +139,12 @@ class Scene:
         return RegistryStore(self.host, client, address=self.here.at("").rstrip("/"), login=login)
 
     def pull(self) -> object:
-        """Pull the model."""
         return transfer({self.name: NAME}, self.home(), self.store)
 
     def push(self) -> object:
-        """Push the model."""
         return transfer({NAME: self.name}, self.store, self.home())
 
     def names(self) -> object:
-        """List the registry's models."""
         return self.home().manifests.names()
 
     def excess(self) -> dict[str, int]:
@@ -200,12 +191,10 @@ def scene(folder: Path, *, is_push: bool) -> Iterator[Scene]:
 
 
 def is_manifest(asked: Asked) -> bool:
-    """Return True for a request for a manifest."""
     return "/manifests/" in asked.target
 
 
 def is_catalog(asked: Asked) -> bool:
-    """Return True for a request for the list of repositories."""
     return asked.target.startswith("/v2/_catalog")
 
 
@@ -270,7 +259,6 @@ PULLS: dict[str, Callable[[Scene], None]] = {
 
 
 def _is_end(asked: Asked) -> bool:
-    """Return True for a request that sends a blob's bytes."""
     return asked.method == "PUT" and "/uploads/" in asked.target
 
 

@@ -1,7 +1,5 @@
 """A relay on loopback between a client and a server, which calls a function after so many bytes."""
 
-from __future__ import annotations
-
 import socket
 import threading
 from collections.abc import Callable, Iterator

@@ -24,7 +24,6 @@ class Whole:
 
     @classmethod
     def of(cls, answer: Iterable[bytes]) -> Whole:
-        """Return the parts of an answer that has a length."""
         data = b"".join(chunk for chunk in answer if chunk is not KEEP_ALIVE)
         top, _, body = data.partition(b"\r\n\r\n")
         first, *lines = top.decode("latin-1").split("\r\n")
@@ -122,8 +121,6 @@ class Faults:
         self._lock = threading.Lock()
 
     def around(self, answer: Answer) -> Answer:
-        """Return the answers of a server with the fault."""
-
         def faulty(asked: Asked) -> Iterable[bytes]:
             whole = Whole.of(answer(asked))
             if self._strikes(asked, whole):
@@ -167,8 +164,6 @@ class Alarm:
         self._lock = threading.Lock()
 
     def around(self, answer: Answer) -> Answer:
-        """Return the answers of a server whose bytes count."""
-
         def counting(asked: Asked) -> Iterator[bytes]:
             for chunk in answer(asked):
                 if chunk is KEEP_ALIVE:

@@ -1,7 +1,5 @@
 """Models to push and pull: valid tensors in a store."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from random import Random

@@ -1,7 +1,5 @@
 """Artifacts in docker-registry: what tools for containers make of them."""
 
-from __future__ import annotations
-
 import filecmp
 import json
 import shutil
@@ -31,7 +29,6 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Registry]:
 
 @pytest.fixture
 def coded(store: Store) -> Store:
-    """A store with one quantized model."""
     blobstore.import_model(PYCODE, "m", store=store, quant="int4")
     return store
 

@@ -4,8 +4,6 @@ moto's S3 compares an object's version and replaces it in two steps: with two wr
 ours it loses one update in 3,000. The figures of the long forms are in docs/reliability.md.
 """
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -3,8 +3,6 @@
 The laboratory runs these; the long form kills 200 workers.
 """
 
-from __future__ import annotations
-
 import gc
 import itertools
 import json
@@ -125,7 +123,6 @@ def cluster(folder: Path, workers: int = 0) -> Iterator[tuple[Cluster, Any]]:
 
 
 def alone(source: Any, quant: str = "int4") -> bytes:
-    """Return the manifest of an import in this process."""
     return import_model(source, "m", store=MemoryStore(), quant=quant).manifest.raw
 
 

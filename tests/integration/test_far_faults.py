@@ -5,8 +5,6 @@ store: what the first one kept must not harm it. The long forms are 500 faults o
 server, and 500 kills.
 """
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys
@@ -33,19 +31,16 @@ LONG = pytest.param(500, id="500", marks=[pytest.mark.long, pytest.mark.timeout(
 
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A checkpoint in shards."""
     return expert_shards(tmp_path_factory.mktemp("far") / "m", 3, 12_000_000)
 
 
 @pytest.fixture(scope="module")
 def expected(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Blobs:
-    """What an import from the disk makes."""
     return imported(checkpoint, open_store(tmp_path_factory.mktemp("local")))
 
 
 @pytest.fixture(params=KINDS)
 def rig(request: pytest.FixtureRequest, checkpoint: Path) -> Iterator[FarRig]:
-    """Servers of the checkpoint."""
     with far_rig(request.param, checkpoint) as running:
         yield running
 
@@ -56,7 +51,6 @@ def imported(source: Source, store: Store) -> Blobs:
 
 
 def far(rig: FarRig, store: Store) -> Blobs:
-    """Import the checkpoint from its servers."""
     with rig.open() as folder:
         return imported(folder, store)
 

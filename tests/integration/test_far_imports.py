@@ -3,8 +3,6 @@
 Marked `lab`: it needs these programs.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -29,7 +27,6 @@ Opener = Callable[[str], Folder]
 
 @pytest.fixture(scope="module")
 def shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A checkpoint in shards with an index."""
     return expert_shards(tmp_path_factory.mktemp("far") / "m", 3, 12_000_000)
 
 

@@ -1,7 +1,5 @@
 """The stand-in for the Hub is faithful: the real client downloads from it. Marked `lab`."""
 
-from __future__ import annotations
-
 import filecmp
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """What other programs quantized or saved, from servers: its blobs are those of a local import."""
 
-from __future__ import annotations
-
 import shutil
 from functools import partial
 from pathlib import Path

@@ -4,8 +4,6 @@ Fewer tests of it than for the servers in memory (tests/contract): those that a 
 decide.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path

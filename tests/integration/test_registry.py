@@ -1,7 +1,5 @@
 """Push to and pull from docker-registry: plain, behind all that it can have, and by skopeo."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -57,8 +55,6 @@ def test_a_second_push_and_pull_move_no_blobs(plain: Registry, store: Store, oth
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """Credentials of one registry."""
-
     host: str
 
     def find(self, host: str, _repository: str) -> Login | None:

@@ -4,8 +4,6 @@ A transfer is played for the rest of its kind: redirects, realms, tokens, certif
 have their tables in the tests of the HTTP client and of the authorization.
 """
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Pushes and pulls that are killed at any byte: the next one completes, with what is missing."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess
@@ -28,7 +26,6 @@ TIMES = [
 
 
 def started(*words: str) -> subprocess.Popen[str]:
-    """Start a command of ours."""
     return subprocess.Popen(
         [sys.executable, "-m", "blobstore", *words],
         stdout=subprocess.DEVNULL,

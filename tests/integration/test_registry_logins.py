@@ -1,7 +1,5 @@
 """Logins at docker-registry, by Basic and by tokens, and in the files of skopeo."""
 
-from __future__ import annotations
-
 import io
 import json
 import sys
@@ -22,7 +20,6 @@ pytestmark = pytest.mark.lab
 
 @pytest.fixture(autouse=True)
 def auth_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The file that both skopeo and blobstore keep logins in."""
     monkeypatch.setenv("REGISTRY_AUTH_FILE", str(tmp_path / "auth.json"))
     return tmp_path / "auth.json"
 
@@ -57,10 +54,7 @@ def test_skopeo_and_we_share_a_file(
 
 
 def test_push_and_pull_behind_a_token_server(
-    tmp_path: Path,
-    store: Store,
-    monkeypatch: pytest.MonkeyPatch,
-    capfd: pytest.CaptureFixture[str],
+    tmp_path: Path, store: Store, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """Its tokens are signed; anyone may pull."""
     commit(store, "m", b"{}", *(b"%d" % number for number in range(20)))

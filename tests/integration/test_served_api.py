@@ -4,8 +4,6 @@ schemathesis makes valid and invalid requests, and checks status, type and schem
 The store has a model of real weights, one with hostile names, one that is damaged, and results.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import subprocess

@@ -1,7 +1,5 @@
 """A store in a bucket, served: a registry's clients, the API, and a bucket that goes away."""
 
-from __future__ import annotations
-
 import json
 import os
 from contextlib import ExitStack, closing

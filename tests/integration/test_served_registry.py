@@ -1,7 +1,5 @@
 """`blobstore serve` as a process: skopeo, signals, and a client that does not read."""
 
-from __future__ import annotations
-
 import json
 import signal
 import socket

@@ -1,7 +1,5 @@
 """Ctrl-C ends a command that waits for the server of a bucket, which says nothing."""
 
-from __future__ import annotations
-
 import os
 import signal
 import socket

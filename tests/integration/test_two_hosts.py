@@ -3,8 +3,6 @@
 bindfs forwards locks on files, as NFS does, and the kernel keeps those on folders in each mount.
 """
 
-from __future__ import annotations
-
 import fcntl
 import os
 import subprocess

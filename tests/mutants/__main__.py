@@ -6,8 +6,6 @@ other tests than those that a mutant names, and prints which of them fails first
 were seen.
 """
 
-from __future__ import annotations
-
 import argparse
 import random
 import re
@@ -88,7 +86,6 @@ def _fail_without(copies: SimpleQueue[Copy], tests: tuple[str, ...]) -> str:
 
 
 def _seen(group: list[Mutant], copies: SimpleQueue[Copy], instead: tuple[str, ...]) -> int:
-    """Return how many of some mutants were seen in one copy."""
     copy = copies.get()
     try:
         return sum(_is_seen(mutant, copy, tuple(instead)) for mutant in group)

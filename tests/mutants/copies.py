@@ -1,7 +1,5 @@
 """A copy of the checkout for mutants, and an interpreter that imports it first."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

@@ -14,8 +14,6 @@ outermost expressions in it that match the pattern:
   several, whatever the white space between them.
 """
 
-from __future__ import annotations
-
 import ast
 import re
 import tomllib
@@ -236,7 +234,6 @@ def _filled(new: ast.expr, captures: list[str]) -> str:
 
 
 def _span(text: str, first: ast.AST, last: ast.AST) -> tuple[int, int]:
-    """Return where the text of consecutive nodes begins and ends."""
     lines = text.splitlines(keepends=True)
 
     def place(line: int, column: int) -> int:

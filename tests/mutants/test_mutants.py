@@ -3,8 +3,6 @@
 ``python tests/mutants`` makes them all.
 """
 
-from __future__ import annotations
-
 import subprocess
 import sys
 

@@ -1,7 +1,5 @@
 """Fixtures of the tests against Ollama's records."""
 
-from __future__ import annotations
-
 import pytest
 from oracle.ollama_cases import Case, Cases, case_maker
 
@@ -14,5 +12,4 @@ def cases(tmp_path_factory: pytest.TempPathFactory) -> Cases:
 
 @pytest.fixture
 def case(cases: Cases, source: str, quant: str) -> Case:
-    """The case of a test that is parametrized by source and type."""
     return cases(source, quant)

@@ -1,7 +1,5 @@
 """A recorded source imported as one type in the ollama profile, beside Ollama's result."""
 
-from __future__ import annotations
-
 import functools
 import hashlib
 import json
@@ -45,7 +43,6 @@ class Case:
 
     @property
     def recorded_layers(self) -> list[Descriptor]:
-        """The layers of the manifest that Ollama wrote."""
         return [
             Descriptor.from_json(layer) for layer in json.loads(self.record["manifest"])["layers"]
         ]

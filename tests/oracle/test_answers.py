@@ -3,8 +3,6 @@
 The same prompts, parameters and seeds, through OpenAI's client.
 """
 
-from __future__ import annotations
-
 import atexit
 import functools
 import os

@@ -1,7 +1,5 @@
 """Exported shards are byte for byte the files that huggingface_hub writes."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """mlx-lm computes from exported folders bit for bit what the stored model computes."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Models for mlx-lm equal those that mlx-lm builds: layers, experts, scales, tokenizers."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Callable
@@ -137,8 +135,7 @@ def with_sentencepiece(folder: Path) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("layout", "eos"),
-    [(with_templates, [5, 9]), (with_sentencepiece, 3), (pycode, "no JSON")],
+    ("layout", "eos"), [(with_templates, [5, 9]), (with_sentencepiece, 3), (pycode, "no JSON")]
 )
 def test_the_tokenizer_is_the_folders(
     store: Store, tmp_path: Path, layout: Callable[[Path], Path], eos: Any

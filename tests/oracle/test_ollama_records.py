@@ -8,8 +8,6 @@ Where Ollama gets the metadata of a quantized source wrong (docs/formats.md sect
 else is equal and ours are right. Block FP8 becomes mxfp8.
 """
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

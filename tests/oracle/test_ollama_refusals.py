@@ -1,7 +1,5 @@
 """Broken checkpoints, all of which Ollama refuses or should (docs/formats.md section 8)."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

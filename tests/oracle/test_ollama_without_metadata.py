@@ -3,8 +3,6 @@
 They are read by the settings of config.json.
 """
 
-from __future__ import annotations
-
 import shutil
 from dataclasses import replace
 from pathlib import Path

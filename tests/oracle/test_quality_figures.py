@@ -1,7 +1,5 @@
 """Figures of a quality report equal those computed in float64 from whole tensors."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

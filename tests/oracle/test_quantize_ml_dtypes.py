@@ -4,8 +4,6 @@ The reference below was written from that text alone: it shares no step with qua
 The scale of a search is the best of all, tried one by one in float64.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

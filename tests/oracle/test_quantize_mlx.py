@@ -3,8 +3,6 @@
 Those of MLX 0.32.4 on the CPU and a float32 copy of the input: docs/quantization.md.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

@@ -5,8 +5,6 @@ arrays byte for byte, and the values that `dequantize` gives. Block FP8 is compa
 BF16 and where it becomes mxfp8.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
@@ -15,15 +13,7 @@ import numpy as np
 import pytest
 from support.arrays import plain
 from support.checkpoints import LLAMA_CONFIG, normal, safetensors_bytes, write_checkpoint
-from support.producers import (
-    Kind,
-    Stored,
-    block_fp8,
-    gpt_oss,
-    mlx_affine,
-    mlx_float,
-    nvfp4,
-)
+from support.producers import Kind, Stored, block_fp8, gpt_oss, mlx_affine, mlx_float, nvfp4
 
 import blobstore
 from blobstore import QuantizedArray

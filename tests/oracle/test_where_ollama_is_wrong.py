@@ -5,8 +5,6 @@ width, the model's type), test_ollama_refusals.py (gaps in the expert numbers) a
 unit/source/test_refused_formats.py (FP8 without a scale).
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

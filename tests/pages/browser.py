@@ -116,7 +116,6 @@ class Watched:
         assert not self.faults, "\n".join(self.faults)
 
     def violations(self) -> list[str]:
-        """Return what axe-core calls serious or critical on the page as it is now."""
         if not AXE.exists():
             cannot_run(f"axe-core is not installed in {AXE} (.ci/browser /opt/axe)")
         self.page.evaluate(AXE.read_text())

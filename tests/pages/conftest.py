@@ -22,7 +22,6 @@ def browser() -> Iterator[Browser]:
 
 @pytest.fixture(scope="session")
 def origin(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The server over the store of pages/page_store.py."""
     folder = tmp_path_factory.mktemp("pages")
     with served(filled_store(folder)) as found:
         yield found

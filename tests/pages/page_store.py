@@ -1,7 +1,5 @@
 """A store for the tests of the pages: real models, a large one, hostile texts, a broken one."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager

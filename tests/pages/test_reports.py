@@ -60,7 +60,6 @@ def at(browser: Browser, path: Path, size: tuple[int, int], theme: Theme) -> Ite
 
 @pytest.fixture
 def plots(tmp_path: Path) -> Path:
-    """A page with every plot."""
     answers = {f"plots/distribution {name}": SPECIFICATIONS[name] for name in SPECIFICATIONS}
     data = {"name": "", "answers": answers, "diff": None, "scatter": None, "made": {}}
     path = tmp_path / "plots.html"

@@ -52,7 +52,6 @@ def tensors(page: Page) -> list[str]:
 
 
 def row_of(page: Page, name: str) -> list[str]:
-    """Return the cells of a model's row."""
     row = page.locator(".grid-row", has=page.get_by_role("link", name=name, exact=True))
     return [cell.strip() for cell in row.locator(".cell").all_inner_texts()]
 
@@ -125,7 +124,6 @@ def test_the_keyboard_reaches_everything(site: Watched) -> None:
 
 
 def fact(page: Page, name: str) -> str:
-    """Return the value of a fact in the summary."""
     return page.locator("#summary dt", has_text=name).locator("xpath=../dd").inner_text()
 
 

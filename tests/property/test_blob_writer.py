@@ -1,7 +1,5 @@
 """BlobWriter: bytes and digest are right for any pieces, in any order, from any threads."""
 
-from __future__ import annotations
-
 import hashlib
 import random
 import shutil

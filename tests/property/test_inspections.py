@@ -1,7 +1,5 @@
 """Inspections count every stored tensor once, packed ones by their values."""
 
-from __future__ import annotations
-
 import tempfile
 from pathlib import Path
 from typing import Any

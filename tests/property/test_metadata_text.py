@@ -1,7 +1,5 @@
 """The header's text: an edit changes the metadata and nothing else."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

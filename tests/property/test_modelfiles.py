@@ -1,7 +1,5 @@
 """Modelfiles: any bytes are a Modelfile or one of our errors."""
 
-from __future__ import annotations
-
 import contextlib
 
 from hypothesis import given, strategies as st

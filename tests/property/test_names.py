@@ -1,7 +1,5 @@
 """Names and paths: nothing that parses can leave its folder."""
 
-from __future__ import annotations
-
 import os.path
 from contextlib import suppress
 

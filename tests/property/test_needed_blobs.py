@@ -1,7 +1,5 @@
 """With any files in both trees of manifests, no command removes a blob that a model needs."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from contextlib import suppress

@@ -1,7 +1,5 @@
 """For any bits at all every native target equals the NumPy twin."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np
@@ -51,7 +49,6 @@ any_type = st.sampled_from([kind.value for kind in QuantType])
 
 
 def bits(data: st.DataObject, dtype: Any, count: int) -> Array:
-    """Draw a row of values of any bits."""
     size = count * np.dtype(dtype).itemsize
     drawn: Array = np.frombuffer(data.draw(st.binary(min_size=size, max_size=size)), dtype)
     return drawn.reshape(1, -1)

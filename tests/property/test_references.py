@@ -1,7 +1,5 @@
 """A manifest that is taken for a plain one is valid, and its blobs are picked out rightly."""
 
-from __future__ import annotations
-
 import json
 from contextlib import suppress
 from typing import Any
@@ -21,8 +19,7 @@ DESCRIPTOR = st.fixed_dictionaries(
     optional={"from": TEXT, "name": TEXT},
 )
 MANIFEST = st.fixed_dictionaries(
-    {"schemaVersion": st.just(2), "mediaType": st.just("m")},
-    optional={"config": DESCRIPTOR},
+    {"schemaVersion": st.just(2), "mediaType": st.just("m")}, optional={"config": DESCRIPTOR}
 ).flatmap(
     lambda head: st.lists(DESCRIPTOR, max_size=4).map(lambda layers: {**head, "layers": layers})
 )
@@ -53,10 +50,7 @@ def fast(raw: bytes) -> dict[str, int] | None:
     st.none() | st.tuples(st.integers(0), st.binary(max_size=2), st.integers(0, 3)),
 )
 def test_picked_out_or_parsed_it_is_the_same(
-    document: dict[str, Any],
-    style: dict[str, Any],
-    end: str,
-    damage: tuple[int, bytes, int] | None,
+    document: dict[str, Any], style: dict[str, Any], end: str, damage: tuple[int, bytes, int] | None
 ) -> None:
     raw = (json.dumps(document, **style) + end).encode("utf-8", "surrogatepass")
     if damage is not None:

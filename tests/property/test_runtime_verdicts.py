@@ -1,7 +1,5 @@
 """A verdict is given for every config.json and all tensors, so that `show` never fails."""
 
-from __future__ import annotations
-
 from hypothesis import given, settings, strategies as st
 
 from blobstore.formats.dtypes import DType

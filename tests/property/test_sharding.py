@@ -1,7 +1,5 @@
 """Shards: names, order, files, total size and index equal huggingface_hub's."""
 
-from __future__ import annotations
-
 import json
 import random
 

@@ -1,7 +1,5 @@
 """Transposed values of any range equal NumPy's."""
 
-from __future__ import annotations
-
 from contextlib import closing
 
 import numpy as np

@@ -1,7 +1,5 @@
 """What tests share: where the fixtures are, and small checkpoints made on the spot."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -1,7 +1,5 @@
 """Arrays of numpy, torch and mlx by their bytes, so that NaN and -0 count as what they are."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import mlx.core as mx
@@ -13,7 +11,6 @@ from blobstore.model.loader import Tensor
 
 
 def bits(array: Any) -> bytes:
-    """Return the bytes of an array's elements in order."""
     if 0 in array.shape:
         return b""
     if isinstance(array, torch.Tensor):

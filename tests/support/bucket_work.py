@@ -3,8 +3,6 @@
 A program too: ``python -m support.bucket_work ADDRESS OPTIONS WHAT SEED COUNT DIES_AT``.
 """
 
-from __future__ import annotations
-
 import itertools
 import json
 import os

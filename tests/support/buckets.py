@@ -1,7 +1,5 @@
 """Buckets for tests: in memory, with hooks around writes."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from uuid import uuid4
 
@@ -10,7 +8,6 @@ from blobstore.store.bucket.bucket_store import BucketStore
 
 
 def memory_store(lease_s: float = 900.0) -> BucketStore:
-    """Return a store in a new bucket in memory."""
     return BucketStore(open_bucket(f"memory://{uuid4().hex}/a/prefix"), lease_s=lease_s)
 
 
@@ -20,7 +17,6 @@ def same(store: BucketStore) -> BucketStore:
 
 
 def keys_of(bucket: Bucket, prefix: str = "") -> set[str]:
-    """Return the keys of all objects under a folder."""
     return {state.key for state in bucket.objects(prefix)}
 
 

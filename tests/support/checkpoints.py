@@ -1,7 +1,5 @@
 """Small checkpoints, written with the reference library's rules instead of our code."""
 
-from __future__ import annotations
-
 import json
 import struct
 import zlib
@@ -33,7 +31,6 @@ LLAMA_CONFIG: dict[str, Any] = {
 def safetensors_bytes(
     tensors: Mapping[str, np.ndarray[Any, Any]], metadata: Mapping[str, str] | None = None
 ) -> bytes:
-    """Return a .safetensors file with the tensors in the order given."""
     header: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}
     offset = 0
     for name, array in tensors.items():

@@ -1,7 +1,5 @@
 """Small chunks: an import cut into many runs, though its tensors are small."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from unittest import mock

@@ -1,7 +1,5 @@
 """Commands run in this process, through the entry of the app."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path
@@ -51,12 +49,10 @@ class Cli:
 
 
 def cells(line: str) -> list[str]:
-    """Return the cells of a table's row."""
     return re.split(r" {2,}", line.strip())
 
 
 def table(text: str) -> list[list[str]]:
-    """Return the rows of a table."""
     return [cells(line) for line in text.splitlines()]
 
 

@@ -3,8 +3,6 @@
 Large cases are made by recipe.
 """
 
-from __future__ import annotations
-
 import base64
 import json
 import pickle
@@ -83,18 +81,15 @@ def load(kind: str) -> tuple[Case, ...]:
 
 
 def find(kind: str, name: str) -> Case:
-    """Return one case by its id."""
     (found,) = (case for case in load(kind) if case.id == name)
     return found
 
 
 def accepted(kind: str) -> list[Case]:
-    """Return the cases that have to be accepted."""
     return [case for case in load(kind) if case.accepted]
 
 
 def rejected(kind: str) -> list[Case]:
-    """Return the cases that have to be refused."""
     return [case for case in load(kind) if not case.accepted]
 
 

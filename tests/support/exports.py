@@ -1,7 +1,5 @@
 """What tests of exports share: sources of several files, and comparisons of folders and stores."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any
@@ -47,7 +45,6 @@ def raw_tensors(folder: Path) -> Raw:
 
 
 def raw_tensors_of(path: Path) -> Raw:
-    """Return those of one file."""
     found: Raw = {}
     with safe_open(path, "np"):
         raw = path.read_bytes()
@@ -66,7 +63,6 @@ def metadata_of(path: Path) -> dict[str, str]:
 
 
 def tensor_layers(manifest: Manifest) -> list[tuple[str | None, str]]:
-    """Return the names and digests of a manifest's tensor blobs."""
     return [(layer.name, str(layer.digest)) for layer in manifest.tensor_layers]
 
 

@@ -1,7 +1,5 @@
 """GGUF files, valid ones and others, written field by field."""
 
-from __future__ import annotations
-
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -49,8 +47,6 @@ class Described:
 
 @dataclass
 class GgufFile:
-    """A file that may break any rule."""
-
     metadata: list[tuple[str | bytes, Any]]
     tensors: list[Described]
     magic: bytes = b"GGUF"

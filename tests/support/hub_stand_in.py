@@ -5,8 +5,6 @@ Sources of the answers: huggingface_hub@2.4.0 file_download.py `get_hf_file_meta
 `tests/integration/test_hub_stand_in.py` shows that the real client downloads from it.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import re
@@ -41,7 +39,6 @@ class RepositoryFile:
         return self.sha256 or self.oid
 
     def row(self) -> dict[str, Any]:
-        """Return it as the listing has it."""
         row = {"type": "file", "oid": self.oid, "size": self.size, "path": self.name}
         large = {"oid": self.sha256, "size": self.size, "pointerSize": 134}
         return row if self.sha256 is None else row | {"lfs": large}
@@ -79,7 +76,6 @@ class HubStandIn:
         self._signer = signer
 
     def __call__(self, asked: Asked) -> list[bytes]:
-        """Answer one request."""
         answer = self._answer(asked)
         if asked.method != "HEAD":
             return answer
@@ -100,7 +96,6 @@ class HubStandIn:
         return reply(404 if _token(asked) else 401, body=b"not found")
 
     def _refusal(self, asked: Asked, path: str | None) -> int | None:
-        """Return the status of the answer to a request that is refused."""
         may = self.rules.token is None or _token(asked) == self.rules.token
         if not may and not self.rules.gated:
             return 401
@@ -151,7 +146,6 @@ def repository_files(folder: Path) -> Files:
 
 
 def _git_name(data: bytes) -> str:
-    """Return the name of a blob in a git repository."""
     return hashlib.sha1(b"blob %d\0" % len(data) + data).hexdigest()  # noqa: S324  # as git does
 
 

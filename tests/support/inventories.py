@@ -1,7 +1,5 @@
 """Inventories made by hand: what an importer knows of a checkpoint, without a file."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable
 from dataclasses import replace

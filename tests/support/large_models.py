@@ -1,7 +1,5 @@
 """Made-up models of very many tensors: a real manifest, real headers, few bytes each."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from typing import Any

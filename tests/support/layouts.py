@@ -4,8 +4,6 @@ The weights are tiny and written by the safetensors library; the files have the 
 real ones.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -32,7 +30,6 @@ def write(folder: Path, files: Mapping[str, bytes | str | dict[str, Any] | list[
 
 
 def save(path: Path, *names: str) -> None:
-    """Write a file of weights as the safetensors library does."""
     path.parent.mkdir(parents=True, exist_ok=True)
     weights = {name: normal(name, 32, 64, dtype=np.float32) for name in names}
     save_file(weights, path, metadata={"format": "pt"})

@@ -1,7 +1,5 @@
 """Checkpoints of several files, for imports by many workers."""
 
-from __future__ import annotations
-
 from itertools import pairwise
 from pathlib import Path
 

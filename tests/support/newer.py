@@ -1,7 +1,5 @@
 """Trees of manifests as the Ollamas of PRs 15735 and 16590 write them, made by hand."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from pathlib import Path
@@ -29,7 +27,6 @@ def manifest_of(store: Store, *blobs: bytes) -> dict[str, Any]:
 
 
 def written(store: Store, document: dict[str, Any]) -> str:
-    """Write a manifest as a blob and return its digest."""
     raw = json.dumps(document).encode()
     digest = hashlib.sha256(raw).hexdigest()
     (store.root / "blobs").mkdir(parents=True, exist_ok=True)
@@ -38,7 +35,6 @@ def written(store: Store, document: dict[str, Any]) -> str:
 
 
 def reference(store: Store, document: dict[str, Any]) -> dict[str, Any]:
-    """Write a manifest as a blob and return a list's reference to it."""
     return {
         "mediaType": MANIFEST,
         "digest": written(store, document),

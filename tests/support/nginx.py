@@ -1,7 +1,5 @@
 """A real web server on loopback: Debian's nginx, with its log of requests and replies."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import time
@@ -96,13 +94,7 @@ def _request(line: str) -> Request:
 
 
 @contextmanager
-def nginx(
-    folder: Path,
-    root: Path,
-    *,
-    gzip: bool = True,
-    tls: bool = False,
-) -> Iterator[Nginx]:
+def nginx(folder: Path, root: Path, *, gzip: bool = True, tls: bool = False) -> Iterator[Nginx]:
     """Run nginx for as long as the block lasts, with its files in ``folder``.
 
     With ``gzip`` it compresses everything for whoever does not ask for the bytes as they are, and

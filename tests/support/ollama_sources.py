@@ -5,8 +5,6 @@ name, tensors lie in the order in which they are yielded here, and the JSON docu
 (fixtures/ollama-*.json) are stored as they stand.
 """
 
-from __future__ import annotations
-
 import json
 import struct
 import zlib
@@ -177,7 +175,6 @@ class Source:
     change: Callable[[Path], object] = lambda _: None
 
     def write(self, folder: Path) -> None:
-        """Write its files."""
         _write_documents(folder, self.config, thinks=self.thinks)
         tensors = self.tensors()
         if self.shards:
@@ -261,7 +258,6 @@ def _of_architecture(config: Json, shapes: dict[str, list[int]]) -> Source:
 
 
 def _beside(file: str, name: str, weight: Weight) -> Callable[[Path], None]:
-    """Return what writes another file of weights beside the others."""
     return lambda folder: _write_safetensors(folder / file, {name: weight.array()})
 
 

@@ -5,8 +5,6 @@ its values, [96, 128] for all that keep it. Shapes as in the sources that
 blobstore/source/producers.py names.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 from support.sparse import Tensors

@@ -1,7 +1,5 @@
 """A packed file, read after docs/formats.md with numpy and zstandard, without our code."""
 
-from __future__ import annotations
-
 import struct
 
 import numpy as np

@@ -3,8 +3,6 @@
 For tests that are not about the server's limits of time (`blobstore.web.application`).
 """
 
-from __future__ import annotations
-
 import signal
 import subprocess
 import sys
@@ -46,7 +44,6 @@ class Served:
         return f"127.0.0.1:{self.port}"
 
     def end(self, number: signal.Signals = signal.SIGTERM) -> tuple[int, str]:
-        """Return the exit code and the rest of the output after a signal."""
         self.process.send_signal(number)
         output, _ = self.process.communicate(timeout=600)
         return self.process.returncode, output

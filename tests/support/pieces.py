@@ -1,7 +1,5 @@
 """Pieces of a blob, cut at random and put by many threads in any order."""
 
-from __future__ import annotations
-
 import mmap
 import random
 from collections.abc import Iterator

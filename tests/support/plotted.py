@@ -1,7 +1,5 @@
 """Specifications of every plot, with everyday, empty and hostile values."""
 
-from __future__ import annotations
-
 import random
 
 from blobstore.inspection.quality import Histogram, ValueDistribution
@@ -41,7 +39,6 @@ _USAGES = [
 
 
 def found_distribution(name: str = "a.weight") -> ValueDistribution:
-    """Return the distribution of a quantized tensor beside its source."""
     codes, numbers = tuple(range(1, 17)), tuple(map(float, range(16)))
     values = Histogram(-1, 1, (1, 5, 9, 5, 1), 0, 0, 0.5)
     return ValueDistribution(name, "int4/64", (4, 64), 272, 136, values, values, codes, numbers)

@@ -1,7 +1,5 @@
 """Ports for servers that have to be told one."""
 
-from __future__ import annotations
-
 import random
 import socket
 from contextlib import suppress
@@ -13,7 +11,6 @@ _chance = random.SystemRandom()
 
 
 def free_port() -> int:
-    """Return a port of loopback that was free a moment ago."""
     while True:
         port = _chance.choice(_SERVERS)
         with suppress(OSError), socket.create_server(("127.0.0.1", port)):

@@ -4,8 +4,6 @@ The arithmetic is that of the tool that made the records, since the digests hold
 bytes.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 

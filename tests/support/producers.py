@@ -4,8 +4,6 @@ The values are computed here with ml_dtypes and plain NumPy, MLX's by `mx.dequan
 blobstore is asked.
 """
 
-from __future__ import annotations
-
 import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field

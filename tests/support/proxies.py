@@ -1,7 +1,5 @@
 """A web proxy on loopback: tunnels, and requests for whole addresses."""
 
-from __future__ import annotations
-
 import socket
 from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager, suppress

@@ -1,7 +1,5 @@
 """Real registries on loopback: Debian's docker-registry, and an S3 server of moto behind it."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -1,7 +1,5 @@
 """Clients that wait: a machine may stop a server of these tests, or a client, for half a minute."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial

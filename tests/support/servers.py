@@ -1,7 +1,5 @@
 """A web server on loopback that sends exactly a test's bytes, and records requests."""
 
-from __future__ import annotations
-
 import re
 import select
 import socket
@@ -93,7 +91,6 @@ class Server:
 
     @property
     def url(self) -> str:
-        """The address of a file here."""
         return self.at("model.safetensors")
 
     def at(self, target: str) -> str:

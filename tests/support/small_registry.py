@@ -1,7 +1,5 @@
 """A small correct registry in memory, on a `Server`, whose replies a test can change one by one."""
 
-from __future__ import annotations
-
 import hashlib
 import itertools
 import json
@@ -149,10 +147,8 @@ class SmallRegistry:
 
 
 def unsized(status: int, *lines: str) -> bytes:
-    """Return the head of a reply that ends with its connection."""
     return head(status, *lines, "Connection: close")
 
 
 def _head_of(reply_bytes: bytes) -> bytes:
-    """Return a reply as HEAD gets it."""
     return reply_bytes.partition(b"\r\n\r\n")[0] + b"\r\n\r\n"

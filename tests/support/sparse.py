@@ -1,7 +1,5 @@
 """Checkpoints of any size that take no space: true headers, and data that are holes."""
 
-from __future__ import annotations
-
 import json
 import math
 import struct

@@ -1,7 +1,5 @@
 """Stores for tests: small committed models, and hand-written blobs and manifests."""
 
-from __future__ import annotations
-
 import functools
 import gc
 import hashlib
@@ -93,7 +91,6 @@ def gguf_by_hand(store: Store, name: str, data: bytes, file_type: str) -> None:
 
 
 def layer_by_hand(store: Store, name: str, data: bytes) -> dict[str, Any]:
-    """Write one blob and return its layer of a manifest."""
     path = blob_path(store, data)
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(data)

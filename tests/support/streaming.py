@@ -1,7 +1,5 @@
 """Streamed imports of local folders: as if they were on a server, in small segments."""
 
-from __future__ import annotations
-
 import shutil
 import threading
 from collections.abc import Callable, Iterator

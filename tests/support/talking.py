@@ -1,7 +1,5 @@
 """Talking to models: a small tokenizer, a parrot, and `serve --lm` as a process."""
 
-from __future__ import annotations
-
 import shutil
 import subprocess
 from collections.abc import Iterator, Sequence
@@ -25,7 +23,6 @@ CHAT_TEMPLATE = """\
 
 
 def that_chats(folder: Path, source: Path, template: str = CHAT_TEMPLATE) -> Path:
-    """Copy a checkpoint and give it a chat template."""
     shutil.copytree(source, folder)
     (folder / "chat_template.jinja").write_text(template)
     return folder

@@ -1,7 +1,5 @@
 """Requests to an application, without sockets."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections.abc import Iterable, Mapping, Sequence
@@ -16,8 +14,6 @@ OWN = "127.0.0.1:8080"
 
 @dataclass
 class Reply:
-    """An answer."""
-
     status: int = 0
     headers: dict[str, str] = field(default_factory=dict)
     pieces: list[bytes] = field(default_factory=list)
@@ -36,8 +32,6 @@ class Reply:
 
 
 class Client:
-    """A client of an application."""
-
     def __init__(self, app: ASGIApp) -> None:
         self.app = app
 

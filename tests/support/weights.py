@@ -1,7 +1,5 @@
 """Weights, forms and targets for tests of a quantizer, and comparisons of its results."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import ml_dtypes
@@ -103,7 +101,6 @@ def raw(array: Array) -> Array:
 
 
 def flat(parts: QuantizedArray[Array]) -> QuantizedArray[Array]:
-    """Return flat views of new parts."""
     return map_parts(parts, lambda part: part.reshape(-1))
 
 

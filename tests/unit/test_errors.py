@@ -1,7 +1,5 @@
 """Errors are also those of Python that a programmer expects, and keep what they say in any case."""
 
-from __future__ import annotations
-
 import errno
 import pickle
 from pathlib import Path

@@ -5,8 +5,6 @@ and files (```` ```toml models.toml ````). ``sh`` is for the set-up, ``text`` fo
 outside world. ``…`` stands for any text, and on a line of its own for any lines.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import shlex

@@ -1,7 +1,5 @@
 """The source as text: imports from lower rooms only, heavy libraries late."""
 
-from __future__ import annotations
-
 import ast
 import gc
 import json
@@ -226,7 +224,7 @@ COMMANDS: dict[str, set[str]] = {
     "list --store STORE": {*ARRAYS, "blobstore.cli.care", "blobstore.cli.inspecting"},
     "inspect SOURCE --tensors --tree": {*ARRAYS, "http.client", "blobstore.kernels"},
     "import SOURCE new --quant int4 --store STORE": {
-        *("blobstore.views.documents", "blobstore.importer.targets"),
+        *("blobstore.views.documents", "blobstore.importer.targets")
     },
 }
 

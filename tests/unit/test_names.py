@@ -1,7 +1,5 @@
 """Names, digests and paths: the verdicts of the corpus, and what is wrong in one character."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

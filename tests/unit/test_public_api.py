@@ -3,8 +3,6 @@
 Its signatures are described in docs/reference/api.md, and compared by test_reference.py.
 """
 
-from __future__ import annotations
-
 from importlib.resources import files
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The pages of docs/reference are made from the code, and name all that is public."""
 
-from __future__ import annotations
-
 import pytest
 import reference
 

@@ -4,8 +4,6 @@
 limits to today's sizes.
 """
 
-from __future__ import annotations
-
 import ast
 import re
 import sys
@@ -69,7 +67,6 @@ def statements(node: ast.AST) -> int:
 
 @cache
 def room_of(path: Path) -> str:
-    """Return the room with the longest path that contains a file."""
     relative = path.relative_to(SOURCE)
     places = {Path(place): room for room, row in table()["rooms"].items() for place in row["paths"]}
     return next(places[place] for place in (relative, *relative.parents) if place in places)

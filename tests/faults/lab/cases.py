@@ -120,11 +120,7 @@ class Case:
             shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink(True)
 
     def run(
-        self,
-        root: Path,
-        decide: Decide | None = None,
-        *,
-        before: Callable[[], None] = lambda: None,
+        self, root: Path, decide: Decide | None = None, *, before: Callable[[], None] = lambda: None
     ) -> Done:
         """Run the command on a copy of the store; its calls are noted if there is a ``decide``.
 

@@ -5,8 +5,6 @@ folders deep in ``manifests/`` is a manifest, whose config and layers name blobs
 (shared/FORMAT.md, section 4).
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import re

@@ -1,7 +1,5 @@
 """Random commands on a few names, and the models that there are after each."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Collection
 from pathlib import Path

@@ -5,8 +5,6 @@ command's work, some 30 ms. It runs the real command line, ``blobstore ARGUMENTS
 output and exit code.
 """
 
-from __future__ import annotations
-
 import atexit
 import io
 import os

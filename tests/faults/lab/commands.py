@@ -1,7 +1,5 @@
 """Commands to disturb, on small stores: those that change stores or files, or only read."""
 
-from __future__ import annotations
-
 import fcntl
 import io
 import pkgutil

@@ -6,8 +6,6 @@ recording gives as many cuts as one likes: the writes up to the last flush, and 
 written since then one of its states.
 """
 
-from __future__ import annotations
-
 import os
 import random
 import subprocess
@@ -66,7 +64,6 @@ def recorded(folder: Path, image: bytes, log: Path, options: str) -> Iterator[tu
 
 
 def read_events(log: Path) -> list[Event]:
-    """Return the records of a log."""
     events, view, position = [], memoryview(log.read_bytes()), 0
     while position < len(view):
         kind, offset, length = RECORD.unpack_from(view, position)
@@ -88,7 +85,6 @@ class Replay:
         self.mark = b""
 
     def cut(self, position: int, chance: random.Random) -> bytearray:
-        """Return a disk after a power cut between two events."""
         for event in self._events[self._position : position]:
             if event.kind == MARK:
                 self.mark = event.data

@@ -6,8 +6,6 @@ writes that came before and those that come after. Requests are answered one aft
 was written before a flush is on the "disk" when the flush is answered.
 """
 
-from __future__ import annotations
-
 import ctypes
 import errno
 import os
@@ -40,8 +38,6 @@ _NO_SUID_NO_DEVICES = 2 | 4
 
 
 class RecordedDisk:
-    """The disk and its records."""
-
     def __init__(self, image: bytes, log: BinaryIO) -> None:
         """Start with the bytes of ``image``; records go to ``log``."""
         self._data = bytearray(image)

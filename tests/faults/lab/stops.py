@@ -4,8 +4,6 @@ The kernel's own way (seccomp_unotify(2), Linux 5.8): no debugger, no signal, an
 threads are seen. The numbers are those of x86-64 (arch/x86/entry/syscalls/syscall_64.tbl).
 """
 
-from __future__ import annotations
-
 import ctypes
 import errno
 import fcntl

@@ -1,7 +1,5 @@
 """A stored model as an artifact: what it holds, its bytes, and that it is not taken for a model."""
 
-from __future__ import annotations
-
 import io
 import json
 import tarfile
@@ -27,7 +25,6 @@ OCI = "application/vnd.oci.image.manifest.v1+json"
 
 @pytest.fixture
 def host() -> Iterator[str]:
-    """The host of a registry in memory."""
     with server() as running:
         running.play(SmallRegistry())
         yield f"{running.host}:{running.port}"

@@ -1,7 +1,5 @@
 """Commands on a store that the environment names, called in this process."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest
@@ -13,7 +11,6 @@ from blobstore.store.local.store import Store
 
 @pytest.fixture
 def cli(store: Store, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Cli:
-    """Commands on an empty store."""
     monkeypatch.setenv("OLLAMA_MODELS", str(store.root))
     return Cli(store, capsys)
 

@@ -1,7 +1,5 @@
 """``login`` and ``logout``: what is checked, kept and printed, and that no secret is."""
 
-from __future__ import annotations
-
 import io
 import json
 import os
@@ -62,7 +60,6 @@ def blobstore(
 
 @pytest.fixture
 def registry() -> Iterator[GuardedApi]:
-    """A registry that asks for Basic."""
     right = basic(USER, PASSWORD)
     with guarded_api(lambda field, _: field == right, 'Basic realm="x"') as api:
         yield api
@@ -70,7 +67,6 @@ def registry() -> Iterator[GuardedApi]:
 
 @pytest.fixture
 def tokens() -> Iterator[TokenServer]:
-    """A token server."""
     with token_server() as running:
         yield running
 
@@ -96,10 +92,7 @@ def test_a_wrong_password_is_not_kept(
 
 
 def test_behind_a_token_server(
-    blobstore: Blobstore,
-    tokens: TokenServer,
-    config: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    blobstore: Blobstore, tokens: TokenServer, config: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     realm = tokens.host
     with guarded_api(lambda field, _: tokens.knows(field), tokens.challenge) as api:

@@ -1,7 +1,5 @@
 """``verify``, ``repair``, ``prune``, ``du``, ``pack`` and ``unpack``."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Completion: the candidates for the last word, and bash's script run by a real bash."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

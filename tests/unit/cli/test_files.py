@@ -1,7 +1,5 @@
 """Archives through a pipe, ``export``, and ``metadata``."""
 
-from __future__ import annotations
-
 import io
 import subprocess
 import sys
@@ -46,7 +44,6 @@ def test_wrong_options_of_export(cli: Cli, source: Path, tmp_path: Path) -> None
 
 @pytest.fixture
 def file(tmp_path: Path) -> Path:
-    """A file with one key."""
     path = tmp_path / "m.safetensors"
     path.write_bytes(safetensors_bytes({"x": np.zeros(9, np.uint8)}, {"format": "pt"}))
     return path
@@ -62,11 +59,7 @@ def test_metadata_are_read_set_and_removed(
     assert run("get") == "format     pt\nlong key   two\\nlines\n"
     assert run("get", "long key") == "two\nlines\n"
     assert run("set", '{"k": "ü", "format": "np"}') == f"Edited {file} in place\n"
-    assert cli.json("metadata", "get", file) == {
-        "format": "np",
-        "k": "ü",
-        "long key": "two\nlines",
-    }
+    assert cli.json("metadata", "get", file) == {"format": "np", "k": "ü", "long key": "two\nlines"}
     run("rm", "k", "format")
     assert cli.json("metadata", "get", file) == {"long key": "two\nlines"}
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b' {"only": "this"}\n')))

@@ -1,19 +1,12 @@
 """``import`` and ``plan``: options, tags, what is left out, sources."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from support.checkpoints import (
-    LLAMA_CONFIG,
-    normal,
-    safetensors_bytes,
-    write_checkpoint,
-)
+from support.checkpoints import LLAMA_CONFIG, normal, safetensors_bytes, write_checkpoint
 from support.commands import Cli
 from support.layouts import sentence_transformer, write
 from support.prequantized_sources import fp8_model

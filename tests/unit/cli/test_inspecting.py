@@ -1,7 +1,5 @@
 """``inspect`` of hostile names, and ``report``."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

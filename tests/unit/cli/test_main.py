@@ -1,7 +1,5 @@
 """The command line as a whole: help, how values are read, exit codes, and how its process ends."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

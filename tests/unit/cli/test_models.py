@@ -1,7 +1,5 @@
 """``list``, ``rm``, blocked commands, and names as a store or a newer Ollama spells them."""
 
-from __future__ import annotations
-
 import json
 import os
 from pathlib import Path

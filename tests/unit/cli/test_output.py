@@ -1,7 +1,5 @@
 """What is printed: no control characters, one line an error, a bar, any folder."""
 
-from __future__ import annotations
-
 import codecs
 import sys
 import tempfile

@@ -1,7 +1,5 @@
 """Commands among processes: pipes, terminals, Ctrl-C, encodings, closed streams."""
 
-from __future__ import annotations
-
 import os
 import pty
 import subprocess

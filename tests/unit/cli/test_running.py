@@ -3,8 +3,6 @@
 tests/oracle/test_answers.py compares the answers of real models.
 """
 
-from __future__ import annotations
-
 import io
 import json
 import signal
@@ -41,7 +39,6 @@ class Runner:
         self.is_model()
 
     def is_model(self, template: str | None = CHAT_TEMPLATE, **texts: Any) -> None:
-        """Make another model."""
         self.parrot = Parrot(texts.get("context"))
 
         def load(_name: Any, **options: Any) -> Any:

@@ -1,7 +1,5 @@
 """What ``--json`` prints fits its JSON Schema, and the page that lists all keys."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from typing import Any
@@ -42,7 +40,6 @@ def test_every_command_with_json_has_a_class() -> None:
 
 @pytest.fixture(scope="module")
 def registry() -> Iterator[str]:
-    """The host of a registry."""
     with server() as running:
         running.play(SmallRegistry())
         yield f"{running.host}:{running.port}"

@@ -1,7 +1,5 @@
 """``blobstore serve``: what it starts, and what it refuses. Its processes: tests/integration."""
 
-from __future__ import annotations
-
 import socket
 import sys
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """``sign``, and ``verify`` with a key: output, JSON, exit codes and passwords."""
 
-from __future__ import annotations
-
 import stat
 import sys
 from pathlib import Path

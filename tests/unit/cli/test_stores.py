@@ -1,7 +1,5 @@
 """Which store a command uses, what it says of one that is missing, and stores in buckets."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from uuid import uuid4
 
@@ -80,7 +78,6 @@ def test_invalid_names(cli: Cli, source: Path) -> None:
 
 @pytest.fixture
 def models(cli: Cli) -> Cli:
-    """Commands on a store with a model under several names."""
     for name in ("qwen3:int8", "qwen3:latest", "gemma:int8", "team/qwen3:v1"):
         commit_model(cli.store, name, b"blob")
     return cli
@@ -120,7 +117,6 @@ def address() -> str:
 
 @pytest.fixture
 def bucket(cli: Cli, address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cli:
-    """Commands on a store in a bucket."""
     monkeypatch.setenv("BLOBSTORE_STORE", address)
     monkeypatch.setenv("BLOBSTORE_CACHE", str(tmp_path / "cache"))
     return cli

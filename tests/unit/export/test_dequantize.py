@@ -1,7 +1,5 @@
 """``--dequantize``: values equal `Tensor.dequantize`, and config.json describes them."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Export as stored: the folder equals the source, and its import stores the same blobs."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """The folder of an export is whole or missing; what was in its place stays; damage is found."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

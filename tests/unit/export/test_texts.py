@@ -1,7 +1,5 @@
 """The Modelfile of an export, and draft models: an import of the folder restores them."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
@@ -55,7 +53,6 @@ def test_texts_come_back(store: Store, tmp_path: Path) -> None:
 
 
 def others(manifest: Manifest) -> list[tuple[str, str]]:
-    """Return the layers that are neither tensors nor JSON documents."""
     return [
         (layer.media_type, str(layer.digest)) for layer in manifest.layers if layer.name is None
     ]

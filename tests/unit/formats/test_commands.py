@@ -1,7 +1,5 @@
 """The grammar of Modelfiles: a table of texts and their commands, and of what is no Modelfile."""
 
-from __future__ import annotations
-
 import pytest
 
 from blobstore.errors import DocumentError, LimitExceededError

@@ -1,7 +1,5 @@
 """config.json: strict JSON, but for the non-finite numbers that transformers writes."""
 
-from __future__ import annotations
-
 import json
 import math
 from pathlib import Path

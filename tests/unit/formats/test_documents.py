@@ -1,7 +1,5 @@
 """Manifests and configs: the corpus gets its verdict; Ollama's key order and what is left out."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from dataclasses import replace
@@ -10,10 +8,7 @@ from typing import Any
 import pytest
 from support.corpus import accepted, find, layers, refusal, rejected
 
-from blobstore.errors import (
-    DocumentError,
-    LimitExceededError,
-)
+from blobstore.errors import DocumentError, LimitExceededError
 from blobstore.formats.documents import MAX_LAYERS, Draft, Manifest, ModelConfig
 from blobstore.store.references import needs_of
 

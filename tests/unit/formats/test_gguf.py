@@ -1,7 +1,5 @@
 """GGUF headers: what the rules G1 to G8 refuse, and that no bytes do anything else."""
 
-from __future__ import annotations
-
 import random
 import struct
 import tracemalloc

@@ -1,7 +1,5 @@
 """The documents of an OCI image layout."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Every index of shards of the corpus gets its verdict, by the public reader."""
 
-from __future__ import annotations
-
 import os
 import pickle
 from pathlib import Path
@@ -55,8 +53,6 @@ def test_indexes_to_accept(tmp_path: Path) -> None:
 
 
 class Bomb:
-    """A pickle that ends the process of whoever unpickles it."""
-
     def __reduce__(self) -> tuple[object, ...]:
         return (os.abort, ())
 

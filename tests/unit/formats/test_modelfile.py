@@ -1,16 +1,10 @@
 """Modelfiles: what they say, options on top, the layers and the config that come of it."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest
 
-from blobstore.errors import (
-    DocumentError,
-    LimitExceededError,
-    UsageError,
-)
+from blobstore.errors import DocumentError, LimitExceededError, UsageError
 from blobstore.formats.documents import ModelConfig
 from blobstore.formats.modelfile import (
     MAX_MODELFILE,

@@ -1,7 +1,5 @@
 """The config of a ModelPack artifact: what modelpack/model-spec@d78bf323's pages say."""
 
-from __future__ import annotations
-
 import json
 
 from blobstore.formats.dtypes import DType

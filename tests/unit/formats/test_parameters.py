@@ -1,15 +1,9 @@
 """Parameters: their types, and Go's JSON for them."""
 
-from __future__ import annotations
-
 import pytest
 
 from blobstore.errors import UsageError
-from blobstore.formats.modelfile import (
-    DEPRECATED,
-    encode_parameters,
-    parse_parameters,
-)
+from blobstore.formats.modelfile import DEPRECATED, encode_parameters, parse_parameters
 
 # KEY=VALUE → the JSON value that Go 1.27 wrote for FormatParams' value (None: Go, or we, refuse the
 # text). 510,000 random floats, among them every power of two and halves between two floats, gave

@@ -1,7 +1,5 @@
 """Zstandard's seek tables and stored frames; the zstandard package is the oracle."""
 
-from __future__ import annotations
-
 import struct
 
 import pytest

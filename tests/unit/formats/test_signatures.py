@@ -1,7 +1,5 @@
 """Payloads, signatures and their manifests: cosign's bytes, and what is refused (rule S1)."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from typing import Any

@@ -1,7 +1,5 @@
 """Strict JSON: RFC 8259 and no more; encoding as Go's encoding/json; checked documents."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 

@@ -1,7 +1,5 @@
 """Headers of tar archives, written and read; Python's tarfile is the oracle."""
 
-from __future__ import annotations
-
 import io
 import tarfile
 from typing import Literal
@@ -47,7 +45,6 @@ def test_what_is_written_tarfile_reads_and_so_do_we(path: str, size: int, blocks
 
 
 def read(blocks: bytes) -> tuple[str | None, int]:
-    """Return the path and the size that blocks before contents say."""
     says: dict[str, str] = {}
     at = 0
     while (header := parse_block(blocks[at : at + BLOCK], WHAT)) is not None and header.extends:

@@ -1,7 +1,5 @@
 """SHA-256: every method gives hashlib's digests, for any lengths, pieces and number of streams."""
 
-from __future__ import annotations
-
 import hashlib
 import random
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """The hash stage: pieces in any order, from any threads, are hashed in the order of their blob."""
 
-from __future__ import annotations
-
 import hashlib
 import random
 from concurrent.futures import ThreadPoolExecutor

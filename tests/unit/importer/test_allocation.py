@@ -1,7 +1,5 @@
 """The solver of targets: choices within a budget, near the least error that is possible."""
 
-from __future__ import annotations
-
 import itertools
 import math
 import random

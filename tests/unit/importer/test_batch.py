@@ -1,7 +1,5 @@
 """Batches: lists of models, worked on by one worker or several, each error by itself."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """FP8 matrices and stacks of them: any part of their values, from few reads of its scales."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Streamed imports: the digests of a local import, from segments that come in any order."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,11 +11,7 @@ from support.ollama_sources import write_source
 from support.streaming import SMALL, TINY, Fetched, Snapshots, streamed
 
 import blobstore
-from blobstore.errors import (
-    BlobStoreError,
-    DigestMismatchError,
-    RemoteError,
-)
+from blobstore.errors import BlobStoreError, DigestMismatchError, RemoteError
 from blobstore.store.local.store import Store
 from blobstore.store.memory import MemoryStore
 from blobstore.store.ports import Home
@@ -126,7 +120,6 @@ def test_finished_blobs_are_not_fetched_again(
 def killed(
     several: Path, store: Store, tmp_path: Path, request: pytest.FixtureRequest
 ) -> Iterator[list[Store]]:
-    """What is left of an import that is killed before each tenth range."""
     snapshots = Snapshots(store, tmp_path / "killed", every=10)
     with streamed(TINY, declared=request.param) as fetched:
         fetched.before = snapshots.take

@@ -1,7 +1,5 @@
 """An import from end to end: names, results, reuse, and odd tensors."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Folders and files to import: shards, links, pipes, partial downloads, odd names and shapes."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys
@@ -9,12 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from support.checkpoints import (
-    normal,
-    safetensors_bytes,
-    small_tensors,
-    write_checkpoint,
-)
+from support.checkpoints import normal, safetensors_bytes, small_tensors, write_checkpoint
 
 import blobstore
 from blobstore.errors import (

@@ -3,20 +3,13 @@
 Quantized ones are what the kernels find. Bad weights are named by their tensor and index.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from support.arrays import bits, plain
-from support.checkpoints import (
-    BF16,
-    normal,
-    raw_safetensors,
-    write_checkpoint,
-)
+from support.checkpoints import BF16, normal, raw_safetensors, write_checkpoint
 from support.chunks import chunks_of
 from support.weights import assert_same_parts, random_importance
 
@@ -47,7 +40,6 @@ def parts(model: Model, name: str = W) -> QuantizedArray[Array]:
 
 
 def quantized(weights: Array, quant: str, **options: Any) -> QuantizedArray[Array]:
-    """Return what the kernels make of the weights with an import's options."""
     return blobstore.quantize(weights, quant, **options)
 
 

@@ -1,22 +1,12 @@
 """Layouts of real checkpoints: every file comes back, byte for byte, and a coverage says so."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from support.layouts import (
-    BINARY,
-    LAYOUTS,
-    documented,
-    instruct,
-    sentencepiece,
-    with_draft,
-    write,
-)
+from support.layouts import BINARY, LAYOUTS, documented, instruct, sentencepiece, with_draft, write
 
 import blobstore
 from blobstore.errors import MissingFileError, NotFoundError, UnsupportedSourceError

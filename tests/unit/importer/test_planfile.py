@@ -3,8 +3,6 @@
 A changed source and a hostile plan are typed errors.
 """
 
-from __future__ import annotations
-
 import copy
 import json
 import os
@@ -18,12 +16,7 @@ import pytest
 from support.checkpoints import normal, small_tensors, write_checkpoint
 from support.ollama_sources import write_source
 
-from blobstore.errors import (
-    BlobStoreError,
-    CorruptDataError,
-    DocumentError,
-    NotFoundError,
-)
+from blobstore.errors import BlobStoreError, CorruptDataError, DocumentError, NotFoundError
 from blobstore.importer.outputs import ImportPlan
 from blobstore.importer.planfile import read_plan, write_plan
 from blobstore.importer.run import make_blob, plan_import, run_plan
@@ -36,7 +29,6 @@ M = ModelName.parse("m")
 
 
 def mixture(folder: Path) -> Path:
-    """Write a checkpoint with experts."""
     names = (f"model.layers.0.mlp.experts.{n}.{p}_proj.weight" for n in (0, 1) for p in ("up", "z"))
     return write_checkpoint(
         folder, small_tensors() | {name: normal(name, 64, 64) for name in names}
@@ -201,7 +193,6 @@ def document(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 
 def places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
-    """Yield the way to every value in a document."""
     yield path
     children = enumerate(value) if isinstance(value, list) else ()
     for key, child in value.items() if isinstance(value, dict) else children:

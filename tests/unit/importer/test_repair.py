@@ -3,8 +3,6 @@
 Nothing else is touched.
 """
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Callable
@@ -41,7 +39,6 @@ EXPERTS = {
 
 @pytest.fixture
 def source(tmp_path: Path) -> Path:
-    """A checkpoint with experts and a tokenizer."""
     folder = write_checkpoint(tmp_path / "source", {**small_tensors(), **EXPERTS})
     (folder / "tokenizer.json").write_text('{"a": 1}')
     return folder

@@ -1,7 +1,5 @@
 """--requantize: a quantized source is dequantized, and quantized like a float source."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Never twice: what an earlier import made is used again when its bytes are sure, and only then."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import stat
@@ -42,14 +40,12 @@ def int4(source: Path, store: Store, **options: Any) -> ImportResult:
 
 
 def tensor_blob(store: Store, layer: str = "lm_head.weight") -> Path:
-    """Return where the blob of a tensor lies."""
     with blobstore.open_model("m", store=store) as model:
         (digest,) = (one.digest for one in model.manifest.layers if one.name == layer)
     return store.root / "blobs" / digest.file_name
 
 
 def rest_of(store: Store) -> list[str]:
-    """Return what running and killed imports have in the store."""
     places = (".blobstore/tmp/*", ".blobstore/left/*")
     return [path.name for place in places for path in store.root.glob(place)]
 
@@ -235,7 +231,6 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def wanted(made: Path) -> Digest:
-    """The digest of its import."""
     return blobstore.import_model(made, "m", store=MemoryStore(), quant="int4").digest
 
 

@@ -1,7 +1,5 @@
 """Imports by runs: equal bytes for runs of any size, any threads and any memory."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

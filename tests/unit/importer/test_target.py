@@ -1,7 +1,5 @@
 """Targets: a plan is at most 1 % below its target, and equal with any threads."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

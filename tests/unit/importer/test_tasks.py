@@ -3,8 +3,6 @@
 A file with a declared digest is read whole by each task that needs it.
 """
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 from pathlib import Path

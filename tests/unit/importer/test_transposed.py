@@ -1,7 +1,5 @@
 """Weights stored as ``[..., in, out]``: grouped along the inputs, and restored."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
@@ -56,9 +54,7 @@ def turned(array: Array) -> Array:
 
 @pytest.mark.parametrize("chunk", [LEAST, 2**22])
 @pytest.mark.parametrize(
-    ("quant", "dtype"),
-    [("int4", BF16), ("nvfp4", np.float32), ("mxfp4", np.float16)],
-    ids=str,
+    ("quant", "dtype"), [("int4", BF16), ("nvfp4", np.float32), ("mxfp4", np.float16)], ids=str
 )
 def test_groups_run_along_inputs(
     store: Store, tmp_path: Path, quant: str, dtype: Any, chunk: int

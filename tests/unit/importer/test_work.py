@@ -3,8 +3,6 @@
 Whatever is lost, damaged, repeated or of another plan ends in that model or in a typed error.
 """
 
-from __future__ import annotations
-
 import itertools
 import json
 import os
@@ -18,11 +16,7 @@ from support.buckets import memory_store
 from support.many import sharded_checkpoint
 
 import blobstore
-from blobstore.errors import (
-    BlobStoreError,
-    DocumentError,
-    UnfinishedPlanError,
-)
+from blobstore.errors import BlobStoreError, DocumentError, UnfinishedPlanError
 from blobstore.importer.planfile import write_plan
 from blobstore.importer.run import import_model, plan_import
 from blobstore.importer.worker import commit_plan, work_on_plan
@@ -40,7 +34,6 @@ def home() -> MemoryStore:
 
 @pytest.fixture
 def plan(tmp_path: Path) -> Path:
-    """A plan of a checkpoint of four files."""
     return written_plan(sharded_checkpoint(tmp_path / "m", 4), tmp_path)
 
 
@@ -50,7 +43,6 @@ def written_plan(source: Path, folder: Path, quant: str = "int4") -> Path:
 
 
 def alone(source: Path, quant: str = "int4") -> bytes:
-    """Return the manifest of an import on one machine."""
     return import_model(source, "m", store=MemoryStore(), quant=quant).manifest.raw
 
 

@@ -1,7 +1,5 @@
 """Logical counts: what is packed counts as what it stands for, whoever packed it."""
 
-from __future__ import annotations
-
 import math
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """diff: what changed between two models, from headers, bytes and values."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any
@@ -28,7 +26,6 @@ Array = np.ndarray[Any, Any]
 
 
 def link(store: Store, name: str, arrays: dict[str, Array]) -> None:
-    """Link a model with a blob for each array."""
     link_by_hand(
         store, name, {key: safetensors_bytes({key: array}) for key, array in arrays.items()}
     )

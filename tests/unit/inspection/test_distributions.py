@@ -1,7 +1,5 @@
 """Distributions: every value and code is counted, of every type; samples are stated."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -3,8 +3,6 @@
 What is remembered is never trusted over the store.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,22 +10,11 @@ import numpy as np
 import pytest
 from support.checkpoints import normal, safetensors_bytes, write_checkpoint
 from support.gguf_files import model
-from support.stores import (
-    blob_path,
-    commit_model,
-    gguf_by_hand,
-    link_by_hand,
-    stored_arrays,
-)
+from support.stores import blob_path, commit_model, gguf_by_hand, link_by_hand, stored_arrays
 
 import blobstore
 from blobstore.errors import CorruptDataError, UnsupportedSourceError
-from blobstore.inspection.listing import (
-    BrokenModel,
-    ListedModel,
-    list_models,
-    summarize,
-)
+from blobstore.inspection.listing import BrokenModel, ListedModel, list_models, summarize
 from blobstore.names import ModelName
 from blobstore.store.local.store import Store, open_store
 

@@ -3,8 +3,6 @@
 Everything else stays byte for byte.
 """
 
-from __future__ import annotations
-
 import errno
 import hashlib
 import os
@@ -36,8 +34,7 @@ ENTRY = '"x":{"dtype":"U8","extra":[1.5,{"deep":null}],"shape":[10240],"data_off
 def file(tmp_path: Path) -> Path:
     """A file with fields unknown to us, 200 spaces, metadata after a tensor, and no other room."""
     return write(
-        tmp_path / "m.safetensors",
-        f'{{{ENTRY},"__metadata__":{{"a":"1","ü":"ü"}}}}' + " " * 200,
+        tmp_path / "m.safetensors", f'{{{ENTRY},"__metadata__":{{"a":"1","ü":"ü"}}}}' + " " * 200
     )
 
 

@@ -1,7 +1,5 @@
 """Which files are inspected, and what is said of the others; damage is refused."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

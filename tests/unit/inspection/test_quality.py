@@ -1,7 +1,5 @@
 """Quality through the API: what is measured and compared, the order, and what is refused."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,12 +8,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 from support import PYCODE
-from support.checkpoints import (
-    BF16,
-    normal,
-    safetensors_bytes,
-    write_checkpoint,
-)
+from support.checkpoints import BF16, normal, safetensors_bytes, write_checkpoint
 from support.stores import blob_path, commit_model, link_by_hand, open_files, stored_arrays
 
 import blobstore

@@ -1,7 +1,5 @@
 """Quality against a quantized source: copies have no error, requantized tensors have one."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +17,6 @@ MLX, MODELOPT = COPIED["mlx int4/64 bfloat16"], COPIED["modelopt"]
 
 
 def source_of(folder: Path, kind: Kind, *weights: Any) -> Path:
-    """Write a checkpoint of those weights and a norm."""
     tensors = {NORM: normal("norm", 64)}
     for weight in weights:
         tensors |= weight.tensors

@@ -3,8 +3,6 @@
 The Hub's grammar is huggingface_hub's.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import huggingface_hub

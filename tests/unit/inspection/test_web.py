@@ -1,7 +1,5 @@
 """Remote targets from a loopback server: as local files, few requests, scoped tokens."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -9,24 +7,12 @@ from pathlib import Path
 import pytest
 from support.checkpoints import LLAMA_CONFIG, safetensors_bytes, small_tensors, write_checkpoint
 from support.retry_policies import patient_clients
-from support.servers import (
-    Answer,
-    Server,
-    files,
-    redirect,
-    reply,
-    server as run_server,
-)
+from support.servers import Answer, Server, files, redirect, reply, server as run_server
 from support.sparse import write_sparse_folder
 
 import blobstore
 from blobstore.cli.main import run
-from blobstore.errors import (
-    BlobStoreError,
-    HeaderError,
-    NotFoundError,
-    RemoteError,
-)
+from blobstore.errors import BlobStoreError, HeaderError, NotFoundError, RemoteError
 from blobstore.inspection.inspect import inspect
 from blobstore.inspection.inspection import Inspection, TargetKind
 
@@ -57,7 +43,6 @@ def served(folder: Path, base: str = "") -> dict[str, bytes]:
 
 @pytest.fixture
 def sharded(tmp_path: Path) -> Path:
-    """A checkpoint of three shards."""
     tensors = {f"layers.{number}.weight": ("BF16", (8, number + 1)) for number in range(10)}
     return write_sparse_folder(tmp_path / "sharded", tensors, LLAMA_CONFIG, shards=3)
 

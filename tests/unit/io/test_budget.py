@@ -1,7 +1,5 @@
 """Budget: the limit for reading one checkpoint or stored model, however its files are cut."""
 
-from __future__ import annotations
-
 import json
 import os
 import pickle
@@ -31,8 +29,6 @@ EMPTY = raw_safetensors({"__metadata__": {"note": "x" * 1000}})
 
 @pytest.fixture
 def least(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    """A function that sets the limits of every budget."""
-
     def set_limits(**values: int) -> None:
         for name, value in values.items():
             monkeypatch.setitem(Budget.__init__.__kwdefaults__ or {}, name, value)
@@ -42,7 +38,6 @@ def least(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
 
 
 def refused(call: Callable[[], object]) -> LimitExceededError:
-    """Return the error of a call that goes beyond a limit."""
     with pytest.raises(LimitExceededError) as caught:
         call()
     return caught.value

@@ -3,8 +3,6 @@
 Copies: every byte to its place, and no other byte is written.
 """
 
-from __future__ import annotations
-
 import mmap
 import os
 import random

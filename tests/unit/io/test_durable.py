@@ -1,7 +1,5 @@
 """Durable file operations, where a file system or the kernel does less than usual."""
 
-from __future__ import annotations
-
 import errno
 import os
 import subprocess

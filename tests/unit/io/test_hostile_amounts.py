@@ -1,7 +1,5 @@
 """A tiny input that would need gigabytes of memory is refused cheaply."""
 
-from __future__ import annotations
-
 import struct
 import subprocess
 import sys

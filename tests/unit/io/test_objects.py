@@ -1,7 +1,5 @@
 """Buckets over obstore: in memory, and settings of services; moto's S3 is in tests/integration."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from datetime import timedelta
 from functools import partial

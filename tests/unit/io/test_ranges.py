@@ -1,7 +1,5 @@
 """Readers that are made of others, and the digests of several of them at once."""
 
-from __future__ import annotations
-
 import hashlib
 import random
 from functools import partial

@@ -1,7 +1,5 @@
 """`each`: items in order, the first error with any threads, no thread left over."""
 
-from __future__ import annotations
-
 import threading
 
 import pytest
@@ -14,7 +12,6 @@ MANY = range(10**6)
 
 
 def running() -> list[str]:
-    """Return the names of the threads of these tests that are alive."""
     return [one.name for one in threading.enumerate() if one.name.startswith("each-")]
 
 

@@ -1,7 +1,5 @@
 """Any argument of `quantize` and `dequantize` gives a typed error or the right result."""
 
-from __future__ import annotations
-
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any

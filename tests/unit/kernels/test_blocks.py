@@ -1,7 +1,5 @@
 """Block FP8: every kernel decodes runs of it to the bits of a computation with ml_dtypes."""
 
-from __future__ import annotations
-
 from itertools import pairwise
 from typing import Any
 

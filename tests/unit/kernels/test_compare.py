@@ -1,23 +1,12 @@
 """Every native target compares weights to the bits of the NumPy twin, and the sums are right."""
 
-from __future__ import annotations
-
 import math
 from itertools import product
 from typing import Any
 
 import numpy as np
 import pytest
-from support.weights import (
-    BF16,
-    DTYPES,
-    EVERY,
-    F16,
-    F32,
-    KERNELS,
-    TWIN,
-    random_weights,
-)
+from support.weights import BF16, DTYPES, EVERY, F16, F32, KERNELS, TWIN, random_weights
 
 from blobstore import kernels
 from blobstore.formats.quant import Quantization, QuantType

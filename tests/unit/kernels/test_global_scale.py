@@ -1,19 +1,11 @@
 """A global scale of nvfp4 keeps small weights out of E4M3's subnormal scales."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
-from support.weights import (
-    DTYPES,
-    F32,
-    assert_same_parts,
-    flat,
-    random_weights,
-)
+from support.weights import DTYPES, F32, assert_same_parts, flat, random_weights
 
 from blobstore import kernels
 from blobstore.kernels.arrays import QuantizedArray

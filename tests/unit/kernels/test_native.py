@@ -1,7 +1,5 @@
 """Which implementation of the kernels runs."""
 
-from __future__ import annotations
-
 import platform
 import sys
 from pathlib import Path

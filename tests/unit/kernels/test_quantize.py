@@ -1,7 +1,5 @@
 """What callers rely on of `quantize` and `dequantize`: shapes, layouts, rows, jobs and threads."""
 
-from __future__ import annotations
-
 from itertools import product
 from typing import Any
 

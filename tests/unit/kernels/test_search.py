@@ -3,8 +3,6 @@
 Errors are those of the dequantized values, in float64; "never worse" is meant without tolerance.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import ml_dtypes
@@ -33,7 +31,6 @@ any_default = pytest.mark.parametrize(("quant_type", "group_size"), DEFAULTS)
 def both(
     weights: Array, quant_type: str, group_size: int, importance: Array | None = None
 ) -> tuple[QuantizedArray[Array], QuantizedArray[Array]]:
-    """Return what a search and what minmax gives."""
     options: dict[str, Any] = {"method": "search", "importance": importance}
     return (
         kernels.quantize(weights, quant_type, group_size=group_size, **options),

@@ -1,7 +1,5 @@
 """Packed codes of other programs become ours: rows of outputs, of 4 or 8 bits, or values."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -3,8 +3,6 @@
 Not only the best target of this machine: a processor of a lower level runs another.
 """
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Groups and words computed by hand: every kernel gives these parts and values."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """OpenAI's documents of answers: text, reasoning, calls of tools, log probabilities, usage."""
 
-from __future__ import annotations
-
 import json
 from types import SimpleNamespace
 from typing import Any
@@ -29,7 +27,6 @@ TOKENIZER = SimpleNamespace(
 def answered(
     texts: list[str], reason: str = "stop", path: str = CHAT, state: str = "normal", **given: Any
 ) -> list[Any]:
-    """Return the documents of an answer of these texts."""
     import mlx.core as mx
 
     from blobstore.mlx_lm.chat_service import ChatAnswer, Job, Prompt

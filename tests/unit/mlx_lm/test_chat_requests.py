@@ -1,20 +1,12 @@
 """Requests of OpenAI's protocol: what is completed, and what is refused."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 
 import pytest
 
 from blobstore.errors import ModelNotFoundError, UsageError
-from blobstore.mlx_lm.chat_requests import (
-    CHAT,
-    TEXT,
-    ChatModel,
-    complete_request,
-    parse_request,
-)
+from blobstore.mlx_lm.chat_requests import CHAT, TEXT, ChatModel, complete_request, parse_request
 from blobstore.mlx_lm.sampling_settings import MAX_COUNT, NO_LIMIT, Sampling
 
 SYSTEM = {"role": "system", "content": "S"}

@@ -1,7 +1,5 @@
 """The service of real models: answers alone and together, stop texts, clients that are gone."""
 
-from __future__ import annotations
-
 import json
 import queue
 import threading

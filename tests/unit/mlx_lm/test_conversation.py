@@ -1,7 +1,5 @@
 """A conversation's messages and answers, with a model that repeats what it was given."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given, strategies as st
 from support.talking import CHAT_TEMPLATE, Letters, Parrot

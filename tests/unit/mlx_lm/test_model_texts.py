@@ -1,7 +1,5 @@
 """What layers and documents of a stored model say about prompts, and damage in them."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from pathlib import Path
@@ -13,11 +11,7 @@ from support.stores import blob_path, manifest_path
 
 import blobstore
 from blobstore.errors import BlobStoreError, DocumentError, LimitExceededError
-from blobstore.formats.documents import (
-    MESSAGES_MEDIA_TYPE,
-    PARAMS_MEDIA_TYPE,
-    SYSTEM_MEDIA_TYPE,
-)
+from blobstore.formats.documents import MESSAGES_MEDIA_TYPE, PARAMS_MEDIA_TYPE, SYSTEM_MEDIA_TYPE
 from blobstore.mlx_lm.prompts import ModelTexts, texts_of
 from blobstore.store.local.store import Store
 

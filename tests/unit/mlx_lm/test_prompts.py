@@ -1,7 +1,5 @@
 """Prompts of each kind of template, with a tokenizer whose tokens are characters."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

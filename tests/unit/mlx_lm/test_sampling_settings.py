@@ -1,7 +1,5 @@
 """Which parameters of an answer count, and what is said about the others."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Chat templates in a process of their own: equal to transformers', and ended at their limits."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

@@ -1,7 +1,5 @@
 """A plan is checked by the installed mlx-lm, before a weight is read."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path

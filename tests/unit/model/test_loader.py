@@ -1,7 +1,5 @@
 """open_model: a mapping of tensors by name, arrays for three libraries, their lifetime."""
 
-from __future__ import annotations
-
 import resource
 from collections.abc import Iterator, Mapping
 from pathlib import Path

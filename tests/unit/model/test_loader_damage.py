@@ -1,7 +1,5 @@
 """A damaged model never opens as a smaller one: a typed error names the damage."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -12,12 +10,7 @@ from support.checkpoints import normal, raw_safetensors, safetensors_bytes
 from support.stores import blob_path, layer_by_hand, link_by_hand, manifest_path, stored_arrays
 
 import blobstore
-from blobstore.errors import (
-    BlobStoreError,
-    CorruptDataError,
-    NotFoundError,
-    UnsupportedSourceError,
-)
+from blobstore.errors import BlobStoreError, CorruptDataError, NotFoundError, UnsupportedSourceError
 from blobstore.kernels.arrays import Array
 from blobstore.store.local.store import Store
 

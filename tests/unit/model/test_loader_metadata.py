@@ -1,7 +1,5 @@
 """A stored tensor's type: by its own metadata, else by the blob's, else by the shapes."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from support.checkpoints import normal, safetensors_bytes

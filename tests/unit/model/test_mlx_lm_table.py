@@ -1,7 +1,5 @@
 """The table of mlx-lm's models equals the installed mlx-lm, read from its files."""
 
-from __future__ import annotations
-
 import importlib.metadata
 import re
 import sys

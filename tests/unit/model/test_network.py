@@ -3,8 +3,6 @@
 No weight is made.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from typing import Any

@@ -1,7 +1,5 @@
 """What a `sanitize` of mlx-lm does is traced, and codes follow where weights move."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 from typing import Any

@@ -1,7 +1,5 @@
 """Tensor: numpy and torch share the stored bytes, MLX equals them, rows equal the whole."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Where a model runs, by its config.json, its documents, its tensors and its draft."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from typing import Any
@@ -38,7 +36,6 @@ def numbered(quantization: Quantization | None = INT4, **changes: Any) -> list[T
 
 
 def stacked(*projections: str) -> list[TensorFacts]:
-    """Return experts as one tensor for each projection."""
     return [weight(f"{EXPERTS}.{projection}.weight") for projection in projections or PROJECTIONS]
 
 

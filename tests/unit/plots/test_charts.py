@@ -1,7 +1,5 @@
 """Charts: which tensors and models are drawn, where, and the plot of a terminal."""
 
-from __future__ import annotations
-
 import pytest
 from support.plotted import HOSTILE, layer_errors
 

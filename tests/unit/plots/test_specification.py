@@ -1,7 +1,5 @@
 """Specifications: a colour for each type, no other colours, texts as text."""
 
-from __future__ import annotations
-
 import json
 import re
 

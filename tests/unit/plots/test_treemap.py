@@ -1,7 +1,5 @@
 """Treemaps: no byte is lost, however coarse; the same values, the same document."""
 
-from __future__ import annotations
-
 import json
 import random
 from typing import Any

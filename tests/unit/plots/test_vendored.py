@@ -1,7 +1,5 @@
 """The bundled scripts are those that their list names."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 

@@ -1,7 +1,5 @@
 """Pages in one file: what they may do and contain; the same input gives the same bytes."""
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import html.parser
@@ -54,8 +52,6 @@ def hashed(text: str) -> str:
 
 
 class Reader(html.parser.HTMLParser):
-    """Notes the tags and texts of a page."""
-
     def __init__(self, markup: str) -> None:
         super().__init__()
         self.tags: set[str] = set()

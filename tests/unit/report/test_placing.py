@@ -1,7 +1,5 @@
 """Where a report is written: it appears when it is complete, and replaces nothing by mistake."""
 
-from __future__ import annotations
-
 import os
 import resource
 from collections.abc import Callable, Iterator

@@ -3,8 +3,6 @@
 ``fixtures/adapters/make.py`` made them with the libraries' own functions.
 """
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Callable
@@ -157,7 +155,6 @@ def test_streams_give_the_same(declared: bool) -> None:
 
 
 def rewritten(case: str, folder: Path, change: Callable[[Tensors, Settings], None]) -> Path:
-    """Write an adapter with changes."""
     shutil.copytree(ADAPTERS / case, folder)
     (path,) = folder.glob("adapter*s.safetensors" if "mlx" in case else "adapter_m*.safetensors")
     tensors, settings = load_file(path), json.loads((folder / "adapter_config.json").read_text())

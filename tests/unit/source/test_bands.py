@@ -1,7 +1,5 @@
 """Parts of a matrix's lines are those of the file, whatever was read before."""
 
-from __future__ import annotations
-
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 from typing import Any, cast

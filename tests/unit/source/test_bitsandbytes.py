@@ -3,8 +3,6 @@
 Values and contradictions of one weight are in test_producers.py.
 """
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

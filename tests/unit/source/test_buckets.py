@@ -1,7 +1,5 @@
 """Checkpoints in buckets, in a store in memory: read, fetched and imported as from a disk."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -29,7 +27,6 @@ def checkpoint(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def bucket(checkpoint: Path) -> Bucket:
-    """A bucket with the checkpoint."""
     made = open_bucket(f"memory://{uuid4()}/models/tiny")
     for path in checkpoint.rglob("*"):
         if path.is_file():

@@ -1,7 +1,5 @@
 """Files beside a checkpoint's weights: kept, or left out with a reason, within limits."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 from typing import Any

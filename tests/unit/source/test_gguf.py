@@ -3,8 +3,6 @@
 ``fixtures/gguf-models/make.py`` made them, with llama.cpp's converter.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from dataclasses import replace

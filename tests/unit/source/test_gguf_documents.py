@@ -4,8 +4,6 @@
 what their own tokenizers make of texts.
 """
 
-from __future__ import annotations
-
 import importlib
 import json
 from collections.abc import Mapping

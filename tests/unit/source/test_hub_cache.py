@@ -1,7 +1,5 @@
 """The Hugging Face cache as a source: folders of links, the snapshot, the model's name."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable
 from functools import partial
@@ -11,12 +9,7 @@ import pytest
 from support.checkpoints import write_checkpoint
 
 import blobstore
-from blobstore.errors import (
-    BlobStoreError,
-    NotFoundError,
-    StorageError,
-    UnsupportedSourceError,
-)
+from blobstore.errors import BlobStoreError, NotFoundError, StorageError, UnsupportedSourceError
 from blobstore.importer.run import default_name, plan_import
 from blobstore.source.inventory import read_inventory
 from blobstore.store.local.store import Store

@@ -1,7 +1,5 @@
 """Weights that are packed in forms which are not imported are counted too, or noted as unclear."""
 
-from __future__ import annotations
-
 import math
 from pathlib import Path
 

@@ -3,8 +3,6 @@
 ``fixtures/producers/make.py`` made them, and wrote down what the libraries themselves read.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Callable
@@ -168,7 +166,6 @@ def test_other_types_have_to_be_asked_for_twice(store: Store) -> None:
 
 
 def rewritten(case: str, folder: Path, change: Callable[[Tensors, Settings], None]) -> Path:
-    """Write a case with changes."""
     tensors = load_file(PRODUCERS / case / "model.safetensors")
     config = json.loads((PRODUCERS / case / "config.json").read_text())
     change(tensors, config["quantization_config"])

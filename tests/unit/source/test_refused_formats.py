@@ -5,8 +5,6 @@ producers.py, and those that are, with a part missing, of a wrong shape or dtype
 that contradicts them.
 """
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from typing import Any
@@ -53,12 +51,10 @@ def only(**arrays: Array) -> Tensors:
 
 
 def mlx(bits: int, group_size: int) -> dict[str, Any]:
-    """Return MLX's settings in a config.json."""
     return {"quantization": {"group_size": group_size, "bits": bits, "mode": "affine"}}
 
 
 def method(name: str, **settings: Any) -> dict[str, Any]:
-    """Return transformers' settings in a config.json."""
     return {"quantization_config": {"quant_method": name, **settings}}
 
 

@@ -1,7 +1,5 @@
 """PyTorch's checkpoint files: tensors are read as those of safetensors, or refused by name."""
 
-from __future__ import annotations
-
 import json
 import sys
 import zipfile
@@ -46,7 +44,6 @@ def tensors() -> Tensors:
 
 
 def write(folder: Path, said: dict[str, Any] | None = None) -> Path:
-    """Write the tensors as one file."""
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps(LLAMA_CONFIG | (said or {})))
     torch.save(tensors(), folder / "pytorch_model.bin")

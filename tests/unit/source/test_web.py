@@ -1,7 +1,5 @@
 """A checkpoint that lies behind a server or on the Hub is imported as one that lies here."""
 
-from __future__ import annotations
-
 import json
 import stat
 from collections.abc import Callable, Iterator
@@ -13,14 +11,7 @@ from support.checkpoints import LLAMA_CONFIG, safetensors_bytes, small_tensors, 
 from support.corpus import accepted, refusal, rejected
 from support.hub_stand_in import COMMIT, hub
 from support.retry_policies import patient_clients
-from support.servers import (
-    Answer,
-    Asked,
-    Server,
-    files,
-    reply,
-    server as run_server,
-)
+from support.servers import Answer, Asked, Server, files, reply, server as run_server
 
 import blobstore
 from blobstore.errors import (
@@ -75,7 +66,6 @@ def table(folder: Path) -> dict[str, bytes]:
 
 
 def served(folder: Path, line: str = ETAG) -> Answer:
-    """Answer as a web server does that lists nothing."""
     return files(table(folder), line)
 
 

@@ -1,7 +1,5 @@
 """Which files of a folder are a checkpoint's weights, by the names that loaders know."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """A layered store: lower stores are read and never written; what they have is not written again."""
 
-from __future__ import annotations
-
 import json
 import os
 from pathlib import Path

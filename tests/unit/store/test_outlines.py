@@ -1,7 +1,5 @@
 """Outlines: for any blobs, the names and forms of the tensors themselves, or the same error."""
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Sequence
@@ -41,7 +39,6 @@ BLOBS = st.lists(st.lists(TENSORS, min_size=1, max_size=3), min_size=1, max_size
 
 
 def metadata_of(name: str, kind: str, how: str | None) -> dict[str, str]:
-    """Return what metadata say of a tensor."""
     said, size = SAID.get(kind, ("int4", "32"))
     own = {f"{name}.quant_type": said, f"{name}.group_size": size}
     return {

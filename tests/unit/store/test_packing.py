@@ -1,7 +1,5 @@
 """Packing: a model is at any moment whole or packed, and Ollama's folders have only whole ones."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -40,13 +38,11 @@ SMALL = safetensors_bytes({"norm": normal("norm", 256, dtype=BF16)})
 
 @pytest.fixture
 def one(store: Store) -> Store:
-    """A store with a model of a large blob and a small one."""
     commit_model(store, "m", LARGE, SMALL)
     return store
 
 
 def files(folder: Path, *places: str) -> dict[str, bytes]:
-    """Return the bytes of all files at these places below a folder."""
     return {
         str(path.relative_to(folder)): path.read_bytes()
         for place in places
@@ -56,7 +52,6 @@ def files(folder: Path, *places: str) -> dict[str, bytes]:
 
 
 def visible(store: Store) -> dict[str, bytes]:
-    """What Ollama sees."""
     return files(store.root, "blobs", "manifests")
 
 
@@ -185,10 +180,7 @@ def test_an_import_meanwhile_is_not_overwritten(
     """Another process gives the name a new model while the old one is packed."""
     other = open_store(one.root)
     meanwhile(
-        monkeypatch,
-        "rename",
-        packed_path(one, LARGE),
-        lambda: commit_model(other, "m", b"new"),
+        monkeypatch, "rename", packed_path(one, LARGE), lambda: commit_model(other, "m", b"new")
     )
     with pytest.raises(ConflictError):
         pack(one, "m", jobs=1)

@@ -1,7 +1,5 @@
 """Results as documents: null for infinity, texts for names, and no keys that say nothing."""
 
-from __future__ import annotations
-
 import math
 from datetime import UTC, datetime
 

@@ -1,7 +1,5 @@
 """Records of `quality` and `verify`: what the commands keep, and how it is read back."""
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Callable

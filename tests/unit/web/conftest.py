@@ -1,7 +1,5 @@
 """An application over a small store, called without sockets."""
 
-from __future__ import annotations
-
 import pytest
 from support.large_models import blob_of
 from support.stores import blob_path, link_by_hand
@@ -24,7 +22,6 @@ def model(store: Store) -> str:
 
 @pytest.fixture
 def broken(store: Store) -> str:
-    """A model that lacks its blob."""
     data = blob_of([PLAIN], "b")
     link_by_hand(store, "broken:int4", {PLAIN: data})
     blob_path(store, data).unlink()
@@ -33,5 +30,4 @@ def broken(store: Store) -> str:
 
 @pytest.fixture
 def client(store: Store, model: str, broken: str) -> Client:
-    """A client of the application over the store with both models."""
     return Client(application(store, Hosts("127.0.0.1", ["models.example"])))

@@ -1,7 +1,5 @@
 """The API: every answer is a view, every error a document, and hostile names are text."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path

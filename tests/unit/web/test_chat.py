@@ -1,7 +1,5 @@
 """``/v1/``: requests reach a service, and its events come back as they are written."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

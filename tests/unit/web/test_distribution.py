@@ -1,7 +1,5 @@
 """The registry: what it answers, over every kind of home, and what it refuses."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any
@@ -11,12 +9,7 @@ from support.web_client import Reply, ask
 
 import blobstore
 from blobstore.errors import CorruptDataError
-from blobstore.formats.documents import (
-    CONFIG_MEDIA_TYPE,
-    MANIFEST_MEDIA_TYPE,
-    Descriptor,
-    Manifest,
-)
+from blobstore.formats.documents import CONFIG_MEDIA_TYPE, MANIFEST_MEDIA_TYPE, Descriptor, Manifest
 from blobstore.formats.oci import OCI_MANIFEST_MEDIA_TYPE
 from blobstore.formats.signatures import Signature, tag_of
 from blobstore.names import Digest, ModelName

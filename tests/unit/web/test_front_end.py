@@ -1,7 +1,5 @@
 """The scripts of the pages make no markup of text. Their policy forbids the rest."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The guard: which hosts and methods are answered, and the headers of every answer."""
 
-from __future__ import annotations
-
 import pytest
 from support.web_client import Client, ask
 

@@ -1,7 +1,5 @@
 """The server on real sockets: where it can be, what clients may send, and signals."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import signal
@@ -52,7 +50,6 @@ def talk_to(app: Any, talk: Callable[[int], None], *, ends: bool = True, log: bo
 
 @pytest.fixture(scope="module")
 def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A store with one blob."""
     store = blobstore.open_store(tmp_path_factory.mktemp("server") / "store")
     layer = Descriptor("application/vnd.ollama.image.tensor", Digest.of(WEIGHTS), len(WEIGHTS))
     with store.session() as session:

@@ -1,7 +1,5 @@
 """Static files: those of the package, and nothing else of the machine."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

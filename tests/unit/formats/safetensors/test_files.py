@@ -1,7 +1,5 @@
 """Headers of many files read at once: those of `header_of`, or None where it has to decide."""
 
-from __future__ import annotations
-
 import os
 import struct
 from pathlib import Path

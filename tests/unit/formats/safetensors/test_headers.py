@@ -4,8 +4,6 @@ What is accepted reads as the reference library reads it (fuzz/headers.py has mo
 scanner accepts no more than the parser, and leaves it few legal headers.
 """
 
-from __future__ import annotations
-
 import pickle
 from pathlib import Path
 

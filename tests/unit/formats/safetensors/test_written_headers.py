@@ -1,7 +1,5 @@
 """Headers are written as canonical text that everyone reads, or refused with the broken rule."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

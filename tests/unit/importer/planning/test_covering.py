@@ -1,7 +1,5 @@
 """Coverage: every tensor is stored, derived or left out with a reason, and counted once."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Groups of experts: the names in one, their numeric order, and what experts have in common."""
 
-from __future__ import annotations
-
 import itertools
 import tracemalloc
 

@@ -1,7 +1,5 @@
 """The plan: blobs, names, order, metadata and layout, from inventories made by hand."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """A plan's documents and config, its sizes, the decisions of its architecture, and its notes."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

@@ -4,8 +4,6 @@ Those that no record holds (Glimmer, Laguna, drafts) decide what Ollama's own te
 (ollama/ollama x/create glimmer_test.go, laguna_test.go).
 """
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

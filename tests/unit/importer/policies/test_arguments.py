@@ -1,7 +1,5 @@
 """Mistakes in an import's arguments: typed errors, and an unchanged store."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +8,7 @@ import pytest
 from support.checkpoints import normal, safetensors_bytes, write_checkpoint
 
 import blobstore
-from blobstore.errors import (
-    UnsupportedSourceError,
-    UsageError,
-)
+from blobstore.errors import UnsupportedSourceError, UsageError
 from blobstore.store.local.store import Store
 
 UP = "model.layers.0.mlp.up_proj.weight"

@@ -1,7 +1,5 @@
 """Layouts: which tensors are stored as ``[..., in, out]``, by config.json and names."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from typing import Any

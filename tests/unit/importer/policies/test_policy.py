@@ -3,8 +3,6 @@
 What it decides in Ollama's profile is also compared with Ollama's (oracle/test_ollama_records.py).
 """
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

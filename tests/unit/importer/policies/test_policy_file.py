@@ -1,7 +1,5 @@
 """Policies of the user: files in TOML and JSON, and functions of name, shape and dtype."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """Rules: how they parse, which names they match, which one wins, and a plan with them."""
 
-from __future__ import annotations
-
 import json
 from fnmatch import fnmatchcase
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Servers on loopback, clients that do not wait long between attempts, and files to serve."""
 
-from __future__ import annotations
-
 import json
 import socket
 import ssl

@@ -1,7 +1,5 @@
 """Requests: what is sent, which replies are believed, when one is tried again, and TLS."""
 
-from __future__ import annotations
-
 import socket
 import traceback
 from contextlib import suppress
@@ -34,7 +32,6 @@ def get(client: HttpClient, url: str) -> bytes:
 
 
 def failure(client: HttpClient, url: str) -> RemoteError:
-    """Return the error of a request."""
     error = refusal(lambda: get(client, url))
     assert isinstance(error, RemoteError), error
     return error

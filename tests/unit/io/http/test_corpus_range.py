@@ -3,8 +3,6 @@
 The corpus only describes conversations: they are in the tests of redirects, requests and files.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from itertools import chain, repeat
 
@@ -35,10 +33,7 @@ ASKED_TWICE = {"range-206-shorter-than-asked": (10, 62), "range-206-body-short":
 # The error of each refused case, and its rule; all others break rule R1.
 OTHER_ERRORS: dict[str, tuple[type[BlobStoreError], str | None]] = {
     **dict.fromkeys(
-        (
-            *("range-401", "range-403-html", "range-204", "range-304"),
-            "range-429-retry-after-1e9",
-        ),
+        (*("range-401", "range-403-html", "range-204", "range-304"), "range-429-retry-after-1e9"),
         (RemoteError, None),
     ),
     "range-416": (HeaderError, "F1"),

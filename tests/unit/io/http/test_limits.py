@@ -4,8 +4,6 @@ Bytes are counted where they leave a socket. The server's own count shows that t
 that the connection is closed: it is as much, and what the kernels between hold.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Any server's reply gives a header or one of our errors, with bounded requests and bytes."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -36,7 +34,6 @@ STATUSES = [b"101", b"103", b"200", b"204", b"206", b"302", b"304", b"416", b"50
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[Server]:
-    """A server of all examples."""
     with run_server() as running:
         yield running
 

@@ -1,7 +1,5 @@
 """What a real server does: nginx, whose log says which requests it got. Marked `lab`."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import pytest
@@ -19,7 +17,6 @@ pytestmark = pytest.mark.lab
 
 @pytest.fixture(scope="module")
 def nginx(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nginx]:
-    """A web server of the files below a folder."""
     root = tmp_path_factory.mktemp("hub")
     with run_nginx(tmp_path_factory.mktemp("nginx"), root) as running:
         yield running

@@ -1,7 +1,5 @@
 """Proxies: which are used for what, what they are sent, and what is judged without resolving."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 import pytest

@@ -1,7 +1,5 @@
 """Where redirects may lead: public and private networks, and which origin gets the token."""
 
-from __future__ import annotations
-
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -30,7 +28,6 @@ def public(*addresses: str, token: str | None = None) -> Iterator[Remote]:
 
 
 def get(client: Remote, url: str) -> bytes:
-    """Return a document."""
     return client.read_page(url, 1000)[0]
 
 

@@ -1,7 +1,5 @@
 """Files on servers: which bytes are asked for, and what ends or repeats a read."""
 
-from __future__ import annotations
-
 import random
 import threading
 from collections import Counter
@@ -25,11 +23,7 @@ from support.servers import (
     reply,
 )
 
-from blobstore.errors import (
-    CorruptDataError,
-    RemoteError,
-    ShortReadError,
-)
+from blobstore.errors import CorruptDataError, RemoteError, ShortReadError
 from blobstore.formats.safetensors.header import header_of
 from blobstore.io.budget import Cancellation
 from blobstore.io.http.remote_files import Remote, RemoteFile, Version

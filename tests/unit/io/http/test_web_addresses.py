@@ -1,7 +1,5 @@
 """Web addresses, what a Location may be, and which IP addresses are public."""
 
-from __future__ import annotations
-
 import pytest
 from support.corpus import refusal
 

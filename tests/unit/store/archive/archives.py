@@ -1,7 +1,5 @@
 """Archives for tests: any files in any order, as other programs would write them."""
 
-from __future__ import annotations
-
 import io
 import json
 import tarfile
@@ -44,5 +42,4 @@ def tar_of(files: Iterable[tuple[str, bytes]], form: int = tarfile.GNU_FORMAT) -
 
 
 def index_of(*entries: dict[str, Any]) -> bytes:
-    """Return an index.json of entries."""
     return json.dumps({"schemaVersion": 2, "manifests": entries}).encode()

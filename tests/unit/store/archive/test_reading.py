@@ -1,7 +1,5 @@
 """Archives of other programs, and archives that lie."""
 
-from __future__ import annotations
-
 import gzip
 import io
 import itertools
@@ -56,13 +54,11 @@ def store() -> MemoryStore:
 
 @pytest.fixture
 def files(store: MemoryStore) -> Files:
-    """The files of an archive of both models."""
     return files_of(store, "m", "n")
 
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
-    """A path for an archive."""
     return tmp_path / "archive"
 
 
@@ -86,7 +82,6 @@ def load(archive: Path | io.BufferedReader, *names: str) -> MemoryStore:
 
 
 def check(target: MemoryStore) -> None:
-    """Check that both models are there."""
     assert blobs_of(target, "m") == [ONE, TWO]
     assert blobs_of(target, "n") == [THREE, TWO]
 
@@ -187,7 +182,6 @@ def refused(path: Path, raw: bytes, error: type[BlobStoreError], match: str) -> 
 
 
 def piped(raw: bytes) -> io.BufferedReader:
-    """Return the reading end of a pipe that gives these bytes."""
     reading, writing = os.pipe()
 
     def write() -> None:

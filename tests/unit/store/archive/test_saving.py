@@ -1,7 +1,5 @@
 """Archives as they are written: their bytes, and when they appear."""
 
-from __future__ import annotations
-
 import fcntl
 import io
 import os

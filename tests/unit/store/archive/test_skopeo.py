@@ -1,7 +1,5 @@
 """skopeo reads archives of ours, and we read those of skopeo."""
 
-from __future__ import annotations
-
 import gzip
 from pathlib import Path
 

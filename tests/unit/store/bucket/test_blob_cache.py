@@ -1,7 +1,5 @@
 """The cache of a bucket's blobs: bounded, checked, shared with others."""
 
-from __future__ import annotations
-
 import mmap
 import os
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Writers of one tag, and clean-ups beside writers, in threads on a bucket in memory."""
 
-from __future__ import annotations
-
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 

@@ -1,7 +1,5 @@
 """Sessions of a bucket: conditional writes, races for a tag, what other machines find."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

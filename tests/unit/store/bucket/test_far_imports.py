@@ -1,7 +1,5 @@
 """Imports from servers into a bucket that are cut off: the next one, on any machine, goes on."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

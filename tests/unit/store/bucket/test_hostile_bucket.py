@@ -1,7 +1,5 @@
 """Buckets with objects that other programs put there, or that are damaged: errors with a type."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Prune in a bucket: what is removed, what is spared, and who waits for whom."""
 
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import Callable
@@ -43,7 +41,6 @@ def prune_all(store: BucketStore, wait_s: float = 0) -> set[Digest]:
 
 
 def left_in(store: BucketStore) -> set[bytes]:
-    """Return the bytes of all blobs."""
     return {store.bucket.get(key)[0] for key in keys_of(store.bucket, "blobs/")}
 
 

@@ -1,7 +1,5 @@
 """An unmounted disk: an empty folder does not count as removed models; prune is undone."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -30,7 +28,6 @@ def fill(store: Store, *names: str) -> None:
 
 
 def unmount(store: Store, folder: str) -> None:
-    """Make a folder of the store an empty one."""
     (store.root / folder).rename(store.root.parent / "unmounted")
     (store.root / folder).mkdir()
 

@@ -1,7 +1,5 @@
 """prune: what no manifest needs goes to the trash and comes back; everything else stays."""
 
-from __future__ import annotations
-
 import os
 import time
 from collections.abc import Callable

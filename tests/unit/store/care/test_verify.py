@@ -3,8 +3,6 @@
 What is only odd is no damage.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable
 from pathlib import Path

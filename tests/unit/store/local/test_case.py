@@ -1,7 +1,5 @@
 """Names that differ only in case are one model, as for Ollama: writes reuse a spelling."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import pytest

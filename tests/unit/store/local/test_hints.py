@@ -3,8 +3,6 @@
 A line is a hint and never an error. Results are replaced at once, and go with the last model.
 """
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

@@ -4,8 +4,6 @@ What is not ours is reported, never followed, never removed. Other states: test_
 test_leftovers.py, care/, tests/faults.
 """
 
-from __future__ import annotations
-
 import os
 import socket
 import time

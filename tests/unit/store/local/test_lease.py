@@ -3,8 +3,6 @@
 A store that may not be written to is read all the same.
 """
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

@@ -3,8 +3,6 @@
 What a living import has is never touched; what a session keeps is found by any other.
 """
 
-from __future__ import annotations
-
 import os
 import time
 from contextlib import closing, suppress
@@ -67,7 +65,6 @@ def names(folder: Path) -> list[str]:
 
 @pytest.fixture
 def parent(store: Store) -> Path:
-    """Where private folders lie."""
     return store.root / ".blobstore/tmp"
 
 

@@ -1,7 +1,5 @@
 """The store's lock: shared by writers, exclusive for a clean-up; who waits learns who holds it."""
 
-from __future__ import annotations
-
 import fcntl
 import sys
 import time
@@ -29,12 +27,10 @@ with StoreLock(Path(sys.argv[1])).shared():
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
-    """Where the lock of the tests lies."""
     return tmp_path / "made" / "lock"
 
 
 def busy(path: Path) -> BusyError:
-    """Return the error of holding the lock alone."""
     with pytest.raises(BusyError) as caught, StoreLock(path).exclusive(0):
         pass
     return caught.value

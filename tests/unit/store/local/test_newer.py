@@ -1,7 +1,5 @@
 """manifests-v2: blobs of newer manifests stay; all blobs stay if one is unreadable."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

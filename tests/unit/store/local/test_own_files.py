@@ -3,8 +3,6 @@
 What is nested deeper than Python recurses is reported, and imports go on.
 """
 
-from __future__ import annotations
-
 import os
 import subprocess
 from contextlib import nullcontext

@@ -1,7 +1,5 @@
 """A store that a user may see in part: possible work is done, the rest is a typed error."""
 
-from __future__ import annotations
-
 import os
 import tempfile
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """Two at once: imports and removals in one folder, a lock that is held for a moment."""
 
-from __future__ import annotations
-
 import errno
 import os
 import time
@@ -19,7 +17,6 @@ from blobstore.store.local.store import Store, open_store
 
 
 def sizes(store: Store) -> dict[str, int]:
-    """Return the size of the one blob of each model."""
     return {
         str(name): manifest.layers[0].size
         for name, manifest in store.models()

@@ -3,8 +3,6 @@
 It says what it kept. Between names that differ in case: test_case.py.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 

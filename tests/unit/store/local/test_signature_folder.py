@@ -1,7 +1,5 @@
 """Signatures in a store's folder: durable, limited, removed with the last model of a manifest."""
 
-from __future__ import annotations
-
 import os
 import time
 from pathlib import Path

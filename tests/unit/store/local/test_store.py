@@ -3,8 +3,6 @@
 Publishing heals what is damaged, and refuses what is not whole.
 """
 
-from __future__ import annotations
-
 import errno
 import os
 import stat

@@ -3,8 +3,6 @@
 Any pieces from any threads: tests/property/test_blob_writer.py.
 """
 
-from __future__ import annotations
-
 import gc
 import mmap
 import os
@@ -67,10 +65,7 @@ def test_what_is_in_the_way_is_an_error_and_stays(tmp_path: Path, kind: str) -> 
     path = tmp_path / "x"
     path.write_bytes(b"mine") if kind == "file" else path.symlink_to("nowhere")
     before = path.lstat().st_ino
-    with (
-        writing(tmp_path, 3) as (writer, _),
-        pytest.raises(StorageError, match="exists") as caught,
-    ):
+    with writing(tmp_path, 3) as (writer, _), pytest.raises(StorageError, match="exists") as caught:
         writer.put(0, b"ab")
     assert caught.value.path == str(path)
     assert path.lstat().st_ino == before

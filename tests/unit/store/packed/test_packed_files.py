@@ -1,7 +1,5 @@
 """Packed files: every blob comes back, and damage is found; files of earlier versions are read."""
 
-from __future__ import annotations
-
 import hashlib
 import random
 import shutil
@@ -32,7 +30,6 @@ def descriptor_of(data: bytes, media_type: str = TENSOR_MEDIA_TYPE) -> Descripto
 
 
 def packed(folder: Path, data: bytes, media_type: str = TENSOR_MEDIA_TYPE) -> Path:
-    """Return the packed file of a blob."""
     blob = descriptor_of(data, media_type)
     path = folder / blob.digest.file_name
     write_packed(path, blob, BytesReader(data))

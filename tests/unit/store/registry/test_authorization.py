@@ -1,7 +1,5 @@
 """Authorization at a registry, against a token server and an API on loopback."""
 
-from __future__ import annotations
-
 import io
 import logging
 import traceback
@@ -60,8 +58,6 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 @dataclass(frozen=True)
 class Rig:
-    """A client of a registry behind a token server."""
-
     client: HttpClient
     tokens: TokenServer
     api: GuardedApi
@@ -86,7 +82,6 @@ class Rig:
         raise AssertionError("refused for ever")
 
     def denial(self, login: Login | None, scope: Scope = PULL) -> AuthenticationError:
-        """Return the error of asking with a login."""
         error = refusal(lambda: self.ask(self.authorization(login), scope))
         assert isinstance(error, AuthenticationError)
         return error
@@ -94,7 +89,6 @@ class Rig:
 
 @pytest.fixture
 def rig(client: HttpClient) -> Iterator[Rig]:
-    """A registry whose paths are the scopes that they need."""
     with token_server() as tokens, guarded_api(tokens.allows, tokens.challenge) as api:
         yield Rig(client, tokens, api)
 

@@ -1,7 +1,5 @@
 """Challenges (RFC 9110 section 11.6.1): what is read, and that garbage only raises our error."""
 
-from __future__ import annotations
-
 from contextlib import suppress
 
 import pytest

@@ -1,7 +1,5 @@
 """Logins, and the files that have them: docker's and podman's keys, damage, and what is written."""
 
-from __future__ import annotations
-
 import base64
 import copy
 import json
@@ -136,10 +134,7 @@ def test_what_is_not_a_small_file(file: Credentials) -> None:
 
 @pytest.mark.parametrize(
     ("host", "login"),
-    [
-        ("localhost:5000", Login("bob", Secret("a:b"))),
-        ("docker.io", Login(None, Secret("t"))),
-    ],
+    [("localhost:5000", Login("bob", Secret("a:b"))), ("docker.io", Login(None, Secret("t")))],
 )
 def test_what_is_kept_is_found(file: Credentials, host: str, login: Login) -> None:
     assert file.keep(host, login) == str(file.path)

@@ -1,7 +1,5 @@
 """Credential helpers: the protocol, and programs that break it. Their output is never shown."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 
@@ -17,7 +15,6 @@ NOT_FOUND = "echo credentials not found in native keychain; exit 1"
 
 @pytest.fixture
 def programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder that the PATH begins with."""
     folder = tmp_path / "bin"
     folder.mkdir()
     monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")

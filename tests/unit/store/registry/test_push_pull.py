@@ -1,7 +1,5 @@
 """Push and pull: what is sent, mounted, fetched and refused."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -25,14 +23,12 @@ BLOBS = [data_of(size) for size in (10, 5000, 70_000)]
 
 @pytest.fixture
 def server() -> Iterator[Server]:
-    """A server."""
     with run_server() as running:
         yield running
 
 
 @pytest.fixture
 def registry(server: Server) -> SmallRegistry:
-    """The registry on it."""
     made = SmallRegistry()
     server.play(made)
     return made
@@ -40,13 +36,11 @@ def registry(server: Server) -> SmallRegistry:
 
 @pytest.fixture
 def host(server: Server, registry: SmallRegistry) -> str:  # it answers
-    """The registry's host."""
     return f"{server.host}:{server.port}"
 
 
 @pytest.fixture
 def home(server: Server, host: str) -> Iterator[RegistryStore]:
-    """The registry as a home."""
     with (
         HttpClient() as client,
         RegistryStore(host, client, address=server.at("").rstrip("/")) as home,
@@ -56,14 +50,12 @@ def home(server: Server, host: str) -> Iterator[RegistryStore]:
 
 @pytest.fixture
 def store(tmp_path: Path) -> Store:
-    """A store with the model m."""
     made = Store(tmp_path / "store")
     commit(made, "m", *BLOBS)
     return made
 
 
 def noted(registry: SmallRegistry) -> list[str]:
-    """Return a list of the methods of all requests from now on."""
     methods: list[str] = []
     registry.changes.append(lambda asked: methods.append(asked.method))
     return methods

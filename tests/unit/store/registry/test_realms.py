@@ -1,7 +1,5 @@
 """Realms (rule R3): which token servers may be asked, and which ones get credentials."""
 
-from __future__ import annotations
-
 from functools import partial
 
 import pytest

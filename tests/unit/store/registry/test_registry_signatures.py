@@ -1,7 +1,5 @@
 """Signatures in a registry: under cosign's tag, beside those of others, whatever a server sends."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable, Iterator
 from typing import Any
@@ -43,7 +41,6 @@ def home(registry: SmallRegistry) -> Iterator[RegistryStore]:
 
 @pytest.fixture
 def source() -> MemoryStore:
-    """A home with a signed model."""
     source = MemoryStore()
     commit(source, str(NAME), b"blob")
     sign_model(NAME, source, KEY)
@@ -55,7 +52,6 @@ def is_manifest(asked: Asked) -> bool:
 
 
 def layers_in(registry: SmallRegistry, digest: Digest) -> list[dict[str, Any]]:
-    """Return the layers of the signatures' manifest in the registry."""
     found: list[dict[str, Any]] = json.loads(registry.manifests["ns/m", tag_of(digest)])["layers"]
     return found
 

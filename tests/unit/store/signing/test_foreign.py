@@ -4,8 +4,6 @@ skopeo is built of containers/image, whose policies and keys are cosign's. Its l
 refuses an image.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import shutil
@@ -103,7 +101,6 @@ def accepted(home: RegistryStore, name: ModelName, policy: SignaturePolicy) -> i
 
 
 def key_files(folder: Path, key: PrivateKey) -> tuple[Path, Path]:
-    """Write both files of a key."""
     private, public = folder / "cosign.key", folder / "cosign.pub"
     private.write_bytes(key.encrypted("secret"))
     public.write_bytes(key.public.pem)

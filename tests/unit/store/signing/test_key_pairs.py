@@ -3,8 +3,6 @@
 test_foreign.py compares them with openssl, cosign and skopeo.
 """
 
-from __future__ import annotations
-
 import base64
 import json
 import sys

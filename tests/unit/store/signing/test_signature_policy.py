@@ -3,8 +3,6 @@
 test_foreign.py has skopeo decide some of the same cases.
 """
 
-from __future__ import annotations
-
 import base64
 import itertools
 import json
@@ -65,9 +63,7 @@ MATCHING = (f"{REPOSITORY}:v1", "host.example:5000/ns", "host.example:5000", "*.
 
 @pytest.mark.parametrize(
     "scope",
-    [
-        *(f"{REPOSITORY}:v2", f"{REPOSITORY}m", "host.example:5000/n", "*.host.example", "ns/m"),
-    ],
+    [*(f"{REPOSITORY}:v2", f"{REPOSITORY}m", "host.example:5000/n", "*.host.example", "ns/m")],
 )
 def test_scopes_of_other_models(scope: str) -> None:
     assert not accepts(policy(REJECT, **{scope: ANYTHING}))

@@ -1,7 +1,5 @@
 """Models are signed and checked, in any home, and signatures go where their models go."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
