@@ -7,6 +7,7 @@ from importlib.resources import files
 from pathlib import Path
 
 import pytest
+import reference
 from support.checkpoints import write_checkpoint
 
 import blobstore
@@ -41,3 +42,15 @@ def test_a_path_stands_for_a_store_and_none_for_the_default(
     assert len(repr(result)) < 1500
     with pytest.raises(UsageError, match="an address"):
         blobstore.open_store("s3://bucket/models")
+
+
+@pytest.mark.parametrize("name", ["cli", "api", "json"])
+def test_a_page_is_what_the_code_says(name: str) -> None:
+    written = (reference.FOLDER / f"{name}.md").read_text()
+    assert written == reference.pages()[name], "python tests/reference.py writes it"
+
+
+def test_the_page_of_the_api_has_every_public_name() -> None:
+    headings = [line for line in reference.api_page().splitlines() if line.startswith("### ")]
+    names = {line.strip("# `").partition(".")[0] for line in headings}
+    assert set(blobstore.__all__) - names == {"BlobStoreError", "__version__", "errors"}

@@ -1,4 +1,4 @@
-"""config.json: strict JSON, but for the non-finite numbers that transformers writes."""
+"""config.json: strict JSON, but for transformers' non-finite numbers; the config of a ModelPack."""
 
 import json
 import math
@@ -11,6 +11,9 @@ from support.checkpoints import LLAMA_CONFIG, write_checkpoint
 import blobstore
 from blobstore.errors import DocumentError
 from blobstore.formats.checkpoint import SourceConfig, parse_config, with_floats
+from blobstore.formats.dtypes import DType
+from blobstore.formats.oci import modelpack_config
+from blobstore.names import Digest
 from blobstore.store.local.store import Store
 
 
@@ -80,3 +83,33 @@ def test_settings_of_all_modules_have_sizes() -> None:
     ):
         with pytest.raises(DocumentError, match="Q1"):
             mlx_settings(sizes)
+
+
+DIGESTS = [Digest.of(b"a"), Digest.of(b"b")]
+
+
+def test_all_that_can_be_said() -> None:
+    config = modelpack_config(
+        DIGESTS,
+        name="qwen3",
+        architecture="Qwen3ForCausalLM",
+        family="qwen3",
+        parameters=596_049_920,
+        dtypes=(DType.BF16, DType.I32, DType.F32),
+        quantization=("int4", "int8"),
+    )
+    document = json.loads(config)
+    assert document == {
+        "descriptor": {"family": "qwen3", "name": "qwen3"},
+        "modelfs": {"type": "layers", "diffIds": [str(digest) for digest in DIGESTS]},
+        "config": {
+            "architecture": "Qwen3ForCausalLM",
+            "format": "safetensors",
+            "paramSize": "596M",
+            "precision": "bfloat16,float32",
+            "quantization": "int4,int8",
+        },
+    }
+    least = modelpack_config(DIGESTS, name="m", architecture=None, family=None, parameters=3)
+    assert json.loads(least)["descriptor"] == {"name": "m"}
+    assert json.loads(least)["config"] == {"format": "safetensors"}

@@ -7,10 +7,13 @@ import pytest
 from blobstore.errors import DocumentError, LimitExceededError, UsageError
 from blobstore.formats.documents import ModelConfig
 from blobstore.formats.modelfile import (
+    DEPRECATED,
     MAX_MODELFILE,
     Modelfile,
     check_requires,
+    encode_parameters,
     parse_parameters,
+    read_script,
     resolve_path,
 )
 
@@ -139,3 +142,146 @@ def test_a_path_is_relative_to_the_modelfile(monkeypatch: pytest.MonkeyPatch) ->
     paths = {"": "/m", "../w": "/m/../w", "/w": "/w", "~/w": "/home/me/w", "C:\\w": "/m/C:\\w"}
     paths["https://server/w"] = "https://server/w"
     assert {text: resolve_path(text, Path("/m")) for text in paths} == paths
+
+
+# KEY=VALUE → the JSON value that Go 1.27 wrote for FormatParams' value (None: Go, or we, refuse the
+# text). 510,000 random floats, among them every power of two and halves between two floats, gave
+# Go's text as well.
+VALUES = {
+    "num_ctx=4096": "4096",
+    "num_ctx=9223372036854775808": None,
+    "num_ctx=1.0": None,
+    "num_ctx=٣": None,
+    "temperature=0.7": "0.7",
+    "temperature=-0": "-0",
+    "temperature=0.10000000149011612": "0.1",
+    "temperature=16777217": "16777216",
+    "temperature=1e21": "1e+21",
+    "temperature=0.00000099": "9.9e-7",
+    "temperature=1e-45": "1e-45",
+    "temperature=3.4028236e38": None,
+    "temperature=1.000000059604644775390625": "1",
+    "temperature=1e-999999999999999999999": "0",
+    "temperature=NaN": None,
+    "use_mmap=true": "true",
+    "use_mmap=yes": None,
+    'stop="quoted"': r'["\"quoted\""]',
+    "stop=": '[""]',
+    "stop=a\udcff": None,
+    "stop=é\n\t\x01\u2028&": r'["é\n\t\u0001\u2028\u0026"]',
+}
+
+
+def test_values_have_gos_text() -> None:
+    for option, wanted in VALUES.items():
+        key = option.partition("=")[0]
+        if wanted is None:
+            with pytest.raises(UsageError, match=f"^{key} is .*, not "):
+                parse_parameters([option])
+        else:
+            found = encode_parameters(parse_parameters([option]))
+            assert found == f'{{"{key}":{wanted}}}\n'.encode(), option
+
+
+def test_keys_are_sorted_texts_collected_and_of_others_the_last_one_counts() -> None:
+    options = ["top_k=1", "stop=b", "min_p=0.05", "stop=a", "top_k=2", "stop=b"]
+    assert (
+        encode_parameters(parse_parameters(options))
+        == b'{"min_p":0.05,"stop":["b","a","b"],"top_k":2}\n'
+    )
+
+
+@pytest.mark.parametrize("key", ["", "Temperature", "a" * 1000, "\x1b[31m"])
+def test_an_unknown_key_is_refused_and_named(key: str) -> None:
+    with pytest.raises(UsageError, match="unknown parameter '") as caught:
+        parse_parameters([f"{key}=1"])
+    assert len(str(caught.value)) < 200
+    assert "\x1b" not in str(caught.value)
+    assert "temperature" in str(caught.value.hint)
+
+
+def test_options_that_say_nothing_are_refused() -> None:
+    with pytest.raises(UsageError, match="'temperature 1'"):
+        parse_parameters(["temperature 1"])
+    for key in DEPRECATED:
+        with pytest.raises(UsageError, match=f"{key} no longer has an effect"):
+            parse_parameters([f"{key}=1"])
+    for key in ("num_ctx", "temperature"):
+        with pytest.raises(UsageError) as caught:
+            parse_parameters([f"{key}={'1' * 2**20}"])
+        assert len(str(caught.value)) < 200
+
+
+# Most of these, and 600,000 random ones, were compared with a transcription of Ollama's parser that
+# ran in Go.
+TEXTS = {
+    "any case": ("fRoM a\nSystem b", [("from", "", "a"), ("system", "", "b")]),
+    "spaces": (" \t FROM \t a b \t\n\n", [("from", "", "a b")]),
+    "quotes": ('SYSTEM " a "', [("system", "", " a ")]),
+    "quotes inside": ('SYSTEM a "b" c', [("system", "", 'a "b" c')]),
+    "empty": ("SYSTEM \nSYSTEM ''", [("system", "", ""), ("system", "", "''")]),
+    "five quotes go on": ('SYSTEM """""\n"""', [("system", "", '""\n')]),
+    "several lines": ('SYSTEM """\na "b"\n\nc""" \n', [("system", "", '\na "b"\n\nc')]),
+    "text after the closing quotes": ('SYSTEM "a" b\nc"', [("system", "", 'a" b\nc')]),
+    "CRLF is kept in quotes": ('SYSTEM "a\r\nb"\r\n', [("system", "", "a\r\nb")]),
+    "CR": ("FROM a\rSYSTEM b", [("from", "", "a"), ("system", "", "b")]),
+    "comments": ("# FROM x\n  # y\nFROM a # b\n#", [("from", "", "a # b")]),
+    "parameter": ("PARAMETER   top_k\t1 ", [("parameter", "top_k", "1")]),
+    "message": ('MESSAGE user "a: b"', [("message", "user", "a: b")]),
+    "only comments": ("#\n # ", []),
+}
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16"])
+def test_texts(encoding: str) -> None:
+    for name, (text, wanted) in TEXTS.items():
+        commands, dropped = read_script(text.encode(encoding), "Modelfile")
+        found = [(command.name, command.key, command.text) for command in commands]
+        assert found == wanted, name
+        assert dropped == 0
+    (command,), _ = read_script(b"\xfe\xff" + "FROM é".encode("utf-16-be"), "Modelfile")
+    assert command.text == "é"
+
+
+def test_characters_that_do_not_print_are_left_out_and_counted() -> None:
+    text = "\u00a0SYS\0TEM a\0b\x1b[31mc\u200d\u00a0d\ue000\u2028e\x7f"
+    (command,), dropped = read_script(text.encode(), "Modelfile")
+    assert (command.name, command.text) == ("system", "ab[31mcde")
+    assert dropped == 9
+    # U+0378 is in no version of Unicode so far; U+FFFE never will be.
+    (command,), _ = read_script("SYSTEM a\u0378\ufffe".encode(), "Modelfile")
+    assert command.text == "a\u0378\ufffe"
+
+
+BAD_COMMANDS = {
+    "FROM a\n  @b c": "line 2: .*'@b'",
+    "\nSYSTEM\nFROM a": "line 2: SYSTEM",
+    "PARAMETER \nstop a": "line 1: PARAMETER",
+    "MESSAGE user: hello": "line 1: MESSAGE",
+    'FROM a\nSYSTEM """b"" \nLICENSE c\n': 'line 2: SYSTEM: .*"""',
+}
+
+
+@pytest.mark.parametrize("text", BAD_COMMANDS)
+def test_what_is_no_modelfile_names_the_line_and_the_command(text: str) -> None:
+    with pytest.raises(DocumentError, match=f"^the file: {BAD_COMMANDS[text]}.* [(]rule T1[)]$"):
+        read_script(text.encode(), "the file")
+
+
+def test_bytes_that_are_no_text_are_refused() -> None:
+    for raw, place in ((b"FROM \xff", "UTF-8 text at byte 5"), (b"\xff\xfeF\0\0\xd8", "byte 4")):
+        with pytest.raises(DocumentError, match=place):
+            read_script(raw, "Modelfile")
+    with pytest.raises(LimitExceededError, match="100,000,000 bytes"):
+        read_script(b"\xff" * 100_000_000, "Modelfile")
+
+
+HOSTILE = (b'SYSTEM "' + b"\n \n" * 300_000, b'SYSTEM """' + b'"" ' * 300_000)
+
+
+def test_a_megabyte_of_what_ollama_reads_in_quadratic_time() -> None:
+    """Reading the whole value at every space, as Ollama does, takes minutes; this a second."""
+    for raw in HOSTILE:
+        with pytest.raises(DocumentError) as caught:
+            read_script(raw, "Modelfile")
+        assert len(str(caught.value)) < 300

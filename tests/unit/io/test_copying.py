@@ -1,20 +1,21 @@
-"""Removing trees: whatever lies in them, and never what links lead to.
+"""Removing trees, and never what links lead to; readers that are made of others, and digests."""
 
-Copies: every byte to its place, and no other byte is written.
-"""
-
+import hashlib
 import mmap
 import os
 import random
+from functools import partial
 from pathlib import Path
 
 import pytest
+from hypothesis import given, strategies as st
 
-from blobstore.errors import ShortReadError
+from blobstore.errors import CorruptDataError, ShortReadError
 from blobstore.io import durable
 from blobstore.io.copying import clone, copy_around, link, remove_tree
 from blobstore.io.durable import PAGE, open_direct
-from blobstore.io.ranges import BytesReader, FileReader
+from blobstore.io.ranges import BytesReader, FileReader, JoinedReader, Segment, digests_of
+from blobstore.names import Digest
 
 DATA = random.Random(15).randbytes(40_000)
 
@@ -89,3 +90,56 @@ def test_bytes_are_copied_around_the_page_cache(
 def test_a_source_that_ends_before_the_copy_does_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(ShortReadError, match=r"target.*40,001"):
         copied_around(tmp_path, 30_000, 0, 10_001, has_direct=False)
+
+
+@given(st.lists(st.binary(max_size=9), max_size=9), st.integers(0, 40), st.integers(0, 40))
+def test_a_joined_reader_reads_its_parts_as_one(
+    parts: list[bytes], begin: int, length: int
+) -> None:
+    whole = b"".join(data[len(data) // 2 :] for data in parts)
+    segments = [
+        Segment(len(data) - len(data) // 2, partial(BytesReader, data), len(data) // 2)
+        for data in parts
+    ]
+    reader = JoinedReader("joined", segments)
+    assert reader.size == len(whole)
+    if begin + length <= len(whole):
+        assert reader.read(begin, length) == whole[begin : begin + length]
+    else:
+        with pytest.raises(ShortReadError):
+            reader.read(begin, length)
+    assert reader.digest() == Digest.of(whole)
+
+
+# Digests
+
+DATA_RANGES = random.Random(5).randbytes(3_000_001)
+
+
+def test_digests_of_files_of_any_size_are_those_of_hashlib() -> None:
+    sizes = (0, 1, 64, 2**18 + 1, len(DATA_RANGES))
+    names = [f"blob {size}" for size in sizes]
+    seen: list[tuple[int, str]] = []
+    found = digests_of(
+        [BytesReader(DATA_RANGES[:size]) for size in sizes],
+        names,
+        progress=lambda nbytes, name: seen.append((nbytes, name)),
+    )
+    assert found == [Digest(hashlib.sha256(DATA_RANGES[:size]).hexdigest()) for size in sizes]
+    for name, size in zip(names, sizes, strict=True):
+        assert sum(nbytes for nbytes, blob in seen if blob == name) == size
+    assert digests_of([]) == []
+
+
+def test_a_file_that_can_not_be_read_is_an_error_of_its_own() -> None:
+    class Failing(BytesReader):
+        def readinto(self, offset: int, buffer: memoryview) -> None:
+            if offset:
+                raise CorruptDataError("a bad sector")
+            super().readinto(offset, buffer)
+
+    first, failed, last = digests_of(
+        [BytesReader(DATA_RANGES), Failing(DATA_RANGES), BytesReader(DATA_RANGES)]
+    )
+    assert first == last == Digest.of(DATA_RANGES)
+    assert isinstance(failed, CorruptDataError)

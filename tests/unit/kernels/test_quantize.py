@@ -1,6 +1,10 @@
 """What callers rely on of `quantize` and `dequantize`: shapes, layouts, rows, jobs and threads."""
 
+import platform
+import sys
+from dataclasses import replace
 from itertools import product
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,7 +14,10 @@ from support.weights import (
     DTYPES,
     EVERY,
     F32,
+    TARGETS,
+    TWIN,
     assert_same_parts,
+    flat,
     parts_of,
     random_importance,
     random_weights,
@@ -18,6 +25,7 @@ from support.weights import (
 )
 
 from blobstore import kernels
+from blobstore.errors import UsageError
 from blobstore.formats.quant import Quantization, QuantType
 from blobstore.kernels.arrays import QuantizedArray, map_parts
 
@@ -100,3 +108,84 @@ def test_an_array_of_another_layout_is_its_contiguous_copy(quant_type: str) -> N
             np.testing.assert_array_equal(
                 raw(kernels.dequantize(map_parts(expected, part))), values
             )
+
+
+any_method = pytest.mark.parametrize("method", kernels.METHODS)
+
+
+def scaled(weights: Array, method: str, **options: Any) -> QuantizedArray[Array]:
+    return kernels.quantize(weights, "nvfp4", method=method, global_scale=True, **options)
+
+
+def factor_of(quantized: QuantizedArray[Array]) -> float:
+    assert quantized.global_scale is not None
+    assert (quantized.global_scale.shape, quantized.global_scale.dtype) == ((1,), np.float32)
+    return float(quantized.global_scale[0])
+
+
+def test_it_is_the_smallest_power_of_two_with_which_all_scales_fit() -> None:
+    expected = {0.0: 1.0, 784.0: 0.5, 1568.0: 1.0, float(np.nextafter(1568.0, 3000)): 2.0}
+    expected |= {2.0**-149: 2.0**-126, float(np.finfo(F32).max): 2.0**118, float("inf"): 1.0}
+    assert {amax: kernels.global_scale_of(amax) for amax in expected} == expected
+
+
+@any_method
+def test_it_is_that_of_the_whole_tensor_and_shared_by_jobs_and_rows(method: str) -> None:
+    for dtype in DTYPES:
+        weights = (random_weights(F32, 40, 320) * np.float32(1e-3)).astype(dtype)
+        whole = scaled(weights, method)
+        factor = factor_of(whole)
+        assert factor == kernels.global_scale_of(kernels.largest_magnitude(weights))
+        assert_same_parts(scaled(weights, method, jobs=3), whole)
+        rows = kernels.quantize(weights[8:24], "nvfp4")
+        choice = kernels.ScaleChoice(method, global_scale=factor)
+        assert kernels.quantize_into(weights[8:24].reshape(-1), flat(rows), choice) == -1
+        np.testing.assert_array_equal(rows.weight, whole.weight[8:24])
+        np.testing.assert_array_equal(rows.scale, whole.scale[8:24])
+        for zeros in (np.full((1, 16), -0.0, dtype), np.zeros((0, 16), dtype)):
+            assert factor_of(scaled(zeros, method)) == 1
+        weights[2, 3] = -np.nan
+        assert kernels.largest_magnitude(weights) == np.inf
+
+
+def test_a_stored_global_scale_may_be_a_scalar() -> None:
+    """Programs that quantize store either form, and it is kept as it is."""
+    quantized = kernels.quantize(np.full((2, 64), 6, np.float32), "nvfp4")
+    for two in (2, [2]):
+        factor = np.array(two, np.float32)
+        assert (kernels.dequantize(replace(quantized, global_scale=factor)) == 12).all()
+
+
+# The flags of /proc/cpuinfo for what each target is compiled for (x86-64 psABI: the levels of the
+# processor).
+LEVELS = {
+    "x86-64-v4": {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"},
+    "x86-64-v3": {"avx2", "bmi1", "bmi2", "fma"},
+}
+
+
+def test_the_targets_are_those_of_this_processor_the_best_first() -> None:
+    best = next(iter(TARGETS.values()))
+    assert kernels.KERNELS["native"] is best
+    assert kernels.active() is best
+    if platform.machine() not in {"x86_64", "AMD64"}:
+        assert list(TARGETS) in (["neon", "plain"], ["plain"])
+        return
+    if sys.platform != "linux":
+        pytest.skip("TARGETS NOT SHOWN: only Linux lists the processor's flags")
+    lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    flags = set(next(line for line in lines if line.startswith("flags")).split())
+    assert list(TARGETS) == [*(name for name, needed in LEVELS.items() if needed <= flags), "plain"]
+
+
+def test_a_kernel_is_chosen_by_its_name() -> None:
+    try:
+        for name in (*TARGETS, "reference"):
+            kernels.use(name)
+            assert kernels.active() is kernels.KERNELS[name]
+            assert kernels.active().name == name
+        with pytest.raises(UsageError, match="'nope'"):
+            kernels.use("nope")
+        assert kernels.active() is TWIN
+    finally:
+        kernels.use("native")

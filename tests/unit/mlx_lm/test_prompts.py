@@ -1,12 +1,29 @@
 """Prompts of each kind of template, with a tokenizer whose tokens are characters."""
 
+import hashlib
+import json
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
+from support import PYCODE
+from support.layouts import write
+from support.stores import blob_path, manifest_path
 from support.talking import CHAT_TEMPLATE, Letters
 
-from blobstore.errors import UnsupportedSourceError, UsageError
-from blobstore.mlx_lm.prompts import ModelTexts, Prompts
+import blobstore
+from blobstore.errors import (
+    BlobStoreError,
+    DocumentError,
+    LimitExceededError,
+    UnsupportedSourceError,
+    UsageError,
+)
+from blobstore.formats.documents import MESSAGES_MEDIA_TYPE, PARAMS_MEDIA_TYPE, SYSTEM_MEDIA_TYPE
+from blobstore.mlx_lm.prompts import ModelTexts, Prompts, texts_of
+from blobstore.mlx_lm.template_process import TemplateError, TemplateProcess
+from blobstore.store.local.store import Store
 
 USER = {"role": "user", "content": "hi"}
 SYSTEM = {"role": "system", "content": "S"}
@@ -76,3 +93,110 @@ def test_without_a_template_the_text_is_continued(is_raw: bool) -> None:
 def test_a_broken_template_is_a_typed_error(template: str, reason: str) -> None:
     with pytest.raises(UnsupportedSourceError, match=reason):
         text(prompts(template), USER)
+
+
+MESSAGES = [{"role": "user", "content": "hi ü \u2028"}, {"role": "assistant", "content": "x"}]
+
+
+@pytest.fixture(scope="module")
+def process() -> Iterator[TemplateProcess]:
+    made = TemplateProcess(10_000, seconds=0)
+    yield made
+    made.close()
+
+
+def test_a_prompt_is_that_of_transformers(process: TemplateProcess) -> None:
+    from transformers import AutoTokenizer
+
+    own = AutoTokenizer.from_pretrained(PYCODE)
+    for template in (CHAT_TEMPLATE, "{{ bos_token }}{{ tools }}{{ messages | tojson }}{{ flag }}"):
+        options: dict[str, Any] = {
+            "add_generation_prompt": True,
+            "tools": [{"type": "function", "function": {"name": "f"}}],
+            "flag": 1,
+        }
+        expected = own.apply_chat_template(
+            MESSAGES, chat_template=template, tokenize=False, **options
+        )
+        assert process.render(template, own.special_tokens_map, MESSAGES, **options) == expected
+
+
+@pytest.mark.parametrize(
+    ("template", "reason"),
+    [
+        ("{{ 'x' * 3000000000 }}", "memory"),
+        pytest.param("{{ 9 ** (9 ** 9) }}", "exceeds 0 s of processor time", marks=pytest.mark.lab),
+        ("{{ 'x' * 10001 }}", "the prompt has 10,001 characters, at most 10,000"),
+        ("{{ raise_exception('no') }}", "TemplateError: no"),
+        ("{{ messages.__class__.__base__.__subclasses__() }}", "SecurityError"),
+    ],
+)
+def test_a_template_that_fails_does_not_end_the_next(
+    template: str, reason: str, process: TemplateProcess
+) -> None:
+    with pytest.raises(TemplateError, match=reason):
+        process.render(template, {}, MESSAGES)
+    text = process.render("{{ bos_token }}{{ messages[0].content }}", {"bos_token": "^"}, MESSAGES)
+    assert text == "^hi ü \u2028"
+
+
+MODELFILE = """FROM .
+TEMPLATE [{{ .Prompt }}]
+SYSTEM Be short.
+PARAMETER temperature 0.5
+PARAMETER stop end
+MESSAGE user a
+MESSAGE assistant b
+"""
+
+
+def stored(folder: Path, store: Store, modelfile: str = MODELFILE, **config: Any) -> None:
+    from support.layouts import model
+
+    source = write(model(folder), {"Modelfile": modelfile})
+    original = json.loads((source / "config.json").read_text())
+    write(source, {"config.json": original | config})
+    blobstore.import_model(source, "m", store=store, modelfile=source / "Modelfile")
+
+
+def texts(store: Store) -> ModelTexts:
+    with blobstore.open_model("m", store=store) as model:
+        return texts_of(model)
+
+
+def test_layers_and_documents(tmp_path: Path, store: Store) -> None:
+    stored(tmp_path / "m", store, max_position_embeddings=99)
+    assert texts(store) == ModelTexts(
+        template="[{{ .Prompt }}]",
+        system="Be short.",
+        messages=({"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}),
+        parameters={"temperature": 0.5, "stop": ["end"]},
+        generation={"eos_token_id": [7, 9]},
+        context=99,
+    )
+
+
+def replace_layer(store: Store, media_type: str, data: bytes) -> None:
+    path = manifest_path(store, "m")
+    manifest = json.loads(path.read_text())
+    layer = next(one for one in manifest["layers"] if one["mediaType"] == media_type)
+    layer |= {"digest": f"sha256:{hashlib.sha256(data).hexdigest()}", "size": len(data)}
+    blob_path(store, data).write_bytes(data)
+    path.write_text(json.dumps(manifest))
+
+
+DAMAGED: dict[str, tuple[str, bytes, type[BlobStoreError]]] = {
+    "system prompt is not UTF-8 at byte 1": (SYSTEM_MEDIA_TYPE, b"a\xff", DocumentError),
+    "parameters is not a JSON object": (PARAMS_MEDIA_TYPE, b"[]", DocumentError),
+    "expected a role and a text": (MESSAGES_MEDIA_TYPE, b'[{"role":"user"}]', DocumentError),
+    "limit exceeded": (PARAMS_MEDIA_TYPE, b" " * (17 * 2**20), LimitExceededError),
+}
+
+
+@pytest.mark.parametrize("message", DAMAGED)
+def test_a_damaged_layer_is_told_with_its_model(message: str, tmp_path: Path, store: Store) -> None:
+    media_type, data, kind = DAMAGED[message]
+    stored(tmp_path / "m", store)
+    replace_layer(store, media_type, data)
+    with pytest.raises(kind, match=f"^model m:latest: .*{message}"):
+        texts(store)

@@ -1,8 +1,18 @@
-"""Charts: which tensors and models are drawn, where, and the plot of a terminal."""
+"""Charts, specifications and treemaps: what is drawn, where, in which colours; bundled scripts."""
+
+import hashlib
+import json
+import random
+import re
+from typing import Any
 
 import pytest
-from support.plotted import HOSTILE, layer_errors
+from hypothesis import given, strategies as st
+from support import ROOT
+from support.plotted import HOSTILE, SPECIFICATIONS, layer_errors
 
+from blobstore.formats.dtypes import DType
+from blobstore.formats.quant import QuantType
 from blobstore.plots.charts import (
     MOST_POINTS,
     MOST_ROWS,
@@ -15,7 +25,8 @@ from blobstore.plots.charts import (
     layer_and_projection,
     scatter,
 )
-from blobstore.plots.treemap import module_and_part
+from blobstore.plots.specification import COLOURS, family_of_type
+from blobstore.plots.treemap import module_and_part, rectangles, treemap
 
 
 def an_error(name: str, relative: float | None = 0.1, *, kept: bool = False) -> TensorError:
@@ -99,3 +110,93 @@ def test_a_terminal_gets_ascii_colours_and_harmless_names_as_asked() -> None:
     assert "\x1b" not in plain
     assert "\x1b[31m" in "\n".join(lines_of(layer_errors(4), colours=True))
     assert all(line.isprintable() for line in lines_of(layer_errors(2, HOSTILE), 200))
+
+
+MEANINGFUL = {*COLOURS.values(), "#000000", "#ffffff"}
+
+
+def test_every_type_has_a_colour_of_its_own() -> None:
+    assert {family_of_type(str(kind)) for kind in [*QuantType, *DType]} <= COLOURS.keys()
+    assert all(family_of_type(f"{kind}/{kind.group_sizes[0]}") == str(kind) for kind in QuantType)
+    assert len(set(COLOURS.values())) == len(COLOURS)
+
+
+def test_specifications_have_no_other_colour_no_font_and_no_address() -> None:
+    for name, spec in SPECIFICATIONS.items():
+        text = json.dumps(spec)
+        assert set(re.findall("#[0-9a-fA-F]{3,8}", text)) <= MEANINGFUL, name
+        assert '"font"' not in text
+        assert "http" not in text.replace("https://vega.github.io/schema/vega/v6.json", "")
+
+
+def test_hostile_names_are_printable_text_in_specifications() -> None:
+    texts = {name: json.dumps(spec, ensure_ascii=False) for name, spec in SPECIFICATIONS.items()}
+    assert [name for name, text in texts.items() if not text.isprintable()] == []
+    assert {name for name, text in texts.items() if "<img src=x" in text} == {
+        name for name in SPECIFICATIONS if name.startswith("hostile")
+    }
+
+
+def test_specifications_have_a_description_and_their_values_as_a_table() -> None:
+    for name, spec in SPECIFICATIONS.items():
+        table = spec["usermeta"]["table"]
+        assert spec["description"].endswith((".", "%"))
+        assert all(len(row) == len(table["columns"]) for row in table["rows"])
+        assert bool(table["rows"]) is not name.startswith("empty")
+
+
+Tensor = tuple[str, str, int]
+
+
+def tensors_named(names: list[str]) -> list[Tensor]:
+    sizes = random.Random(1)
+    types = ("int4/64", "BF16", "nvfp4/16")
+    return [(name, types[index % 3], sizes.randrange(10**6)) for index, name in enumerate(names)]
+
+
+SMALL = tensors_named(
+    [
+        "model.embed_tokens.weight",
+        "lm_head.weight",
+        *(f"model.layers.{n}.mlp.up_proj.weight" for n in range(12)),
+    ]
+)
+ODD = ["", ".", "a", "a.", ".5", "5", "model.layers.3", "é.1.é", "a." * 40 + "weight", "a..1..b"]
+names = st.lists(st.text("ab.019\x00é", max_size=12), max_size=30)
+
+
+@given(names, st.integers(3, 40))
+def test_rectangles_have_all_bytes_and_tensors(found: list[str], most: int) -> None:
+    tensors = tensors_named([*found, *ODD])
+    drawn = rectangles(tensors, most)
+    assert sum(one.nbytes for one in drawn) == sum(nbytes for _, _, nbytes in tensors)
+    assert sum(one.tensors for one in drawn) == len(tensors)
+    assert len(drawn) <= most
+
+
+def test_the_document() -> None:
+    spec = treemap(SMALL)
+    (tree, *_) = spec["data"]
+    rows: list[dict[str, Any]] = tree["values"]
+    assert all(row["parent"] < row["id"] for row in rows[1:])
+    assert sum(row.get("bytes", 0) for row in rows) == sum(nbytes for _, _, nbytes in SMALL)
+    layers = [row["name"] for row in rows if row.get("parent") == 0]
+    assert layers == ["lm_head", "model", *(f"layers.{n}" for n in range(12))]  # 2 before 10
+    assert {row["type"] for row in rows if "type" in row} <= set(COLOURS)
+    assert len(spec["usermeta"]["table"]["rows"]) == len(SMALL)
+    shuffled = random.Random(2).sample(SMALL, len(SMALL))
+    assert json.dumps(treemap(shuffled)) == json.dumps(spec)
+    assert treemap([("a", "BF16", 0)])["signals"][0]["value"] == "No bytes to show."
+
+
+VENDOR = ROOT / "src/blobstore/web/static/vendor"
+VENDORED = json.loads((VENDOR / "vendored.json").read_text())
+FILES = {
+    row["file"]: row["sha256"] for row in [*VENDORED["packages"].values(), VENDORED["licences"]]
+}
+
+
+def test_bundled_files_have_their_digests_and_are_all() -> None:
+    found = {path.name: path.read_bytes() for path in VENDOR.iterdir()}
+    del found["vendored.json"]
+    assert {name: hashlib.sha256(data).hexdigest() for name, data in found.items()} == FILES

@@ -1,8 +1,10 @@
 """Records of `quality` and `verify`: what the commands keep, and how it is read back."""
 
 import json
+import math
 import os
 from collections.abc import Callable
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -11,13 +13,17 @@ from support.stores import blob_path, commit_model
 
 import blobstore
 from blobstore.cli.main import run
-from blobstore.errors import DocumentError
+from blobstore.errors import DocumentError, StorageError
+from blobstore.inspection.comparison import Errors
+from blobstore.inspection.listing import BrokenModel, ListedModel
 from blobstore.names import Digest, ModelName
+from blobstore.store.care.verify import DamagedBlob
 from blobstore.store.layered import LayeredStore
 from blobstore.store.local.store import Store
 from blobstore.store.memory import MemoryStore
 from blobstore.views.documents import document_of
 from blobstore.views.quality_records import keep_quality, kept_quality
+from blobstore.views.quantities import count, size
 from blobstore.views.verify_records import kept_verify
 
 M = ModelName.parse("m")
@@ -124,3 +130,42 @@ def test_verify_of_all_models_is_kept(store: Store, capsys: pytest.CaptureFixtur
     view = kept_verify(store)
     assert (view.quick, view.sample, view.damaged, view.broken) == (True, "1/1", 1, 0)
     assert view.result == printed
+
+
+NAME = ModelName.parse("m")
+DIGEST = Digest.of(b"")
+
+
+def test_figures_that_json_does_not_have_are_null() -> None:
+    document = document_of(Errors(1, math.inf, 1.0, 1.0, math.nan, math.inf))
+    assert document["rmse"] is document["max_error"] is document["cosine"] is None
+    assert document["weights"] == 1
+
+
+def test_a_damaged_blob_lists_a_hundred_models() -> None:
+    blob = document_of(DamagedBlob(DIGEST, "torn", (NAME,) * 1000, ("x",)))
+    assert (len(blob["models"]), blob["model_count"]) == (100, 1000)
+    assert (blob["digest"], blob["tensors"], blob["tensor_count"]) == (str(DIGEST), ["x"], 1)
+
+
+def test_broken_models_have_nulls_and_a_reason() -> None:
+    item = document_of(BrokenModel(NAME, StorageError("no disk")))
+    assert {key for key, value in item.items() if value is not None} == {"name", "error"}
+
+
+def test_moments_are_whole_seconds() -> None:
+    moment = datetime(2026, 1, 2, 3, 4, 5, 678, tzinfo=UTC)
+    listed = {"id": DIGEST, "size": 1, "parameters": 1, "quant_type": "int4"}
+    listed |= {"bits_per_weight": 8.5, "store": "/there"}
+    document = document_of(ListedModel(name=NAME, modified=moment, **listed))  # type: ignore[arg-type]
+    assert document["modified"] == "2026-01-02T03:04:05Z"
+    assert list(document)[-1] == "store"  # and not whether it is packed
+
+
+@pytest.mark.parametrize(
+    ("number", "text"),
+    [(999, "999"), (1000, "1K"), (999_499, "999K"), (999_500, "1M"), (5_245_696, "5.25M")],
+)
+def test_numbers_have_three_digits_and_a_unit(number: int, text: str) -> None:
+    assert count(number) == text
+    assert size(number) == text.replace("K", " KB").replace("M", " MB") + " B" * (number < 1000)

@@ -1,5 +1,6 @@
-"""Static files: those of the package, and nothing else of the machine."""
+"""Static files: those of the package only; the scripts of the pages make no markup of text."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -58,3 +59,24 @@ def test_browsers_get_a_page_at_a_wrong_address_and_programs_a_document(client: 
     for path in ("/api/none", "/v1/none", "/v2/none"):
         assert client.get(path, **browser).status == 404
         assert client.get(path, **browser).json
+
+
+FILES = sorted(
+    path for path in FOLDER.rglob("*") if path.is_file() and path.parent.name != "vendor"
+)
+SCRIPTS = [path for path in FILES if path.suffix == ".js"]
+MARKUP = re.compile(
+    r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\(|new Function|srcdoc"
+    r"|DOMParser|createContextualFragment|setHTML|javascript:"
+)
+
+
+def code(path: Path) -> str:
+    """Return a file without its comments."""
+    return re.sub(
+        r"/\*.*?\*/|^\s*//.*$|\s// .*$", "", path.read_text(), flags=re.DOTALL | re.MULTILINE
+    )
+
+
+def test_scripts_make_no_markup_of_text() -> None:
+    assert {path.name: found for path in SCRIPTS if (found := MARKUP.findall(code(path)))} == {}
