@@ -18,9 +18,7 @@ pytestmark = pytest.mark.lab
     [(60, 2), pytest.param(20_000, 200, marks=[pytest.mark.long, pytest.mark.timeout(3600)])],
     ids=["short", "long"],
 )
-def test_every_flip_is_found_and_nothing_else(
-    store: Store, tmp_path: Path, flips: int, clean: int
-) -> None:
+def test_exactly_the_flips_are_found(store: Store, tmp_path: Path, flips: int, clean: int) -> None:
     source = write_checkpoint(tmp_path, {**small_tensors(), "odd": normal("odd", 3)})
     (source / "tokenizer.json").write_text('{"model": {"vocab": {"a": 1}}}')
     blobstore.import_model(source, "int4", store=store, quant="int4", licenses=["MIT"])

@@ -67,9 +67,7 @@ def trace(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 MANIFEST = r"manifests/.+/(m|n)/latest"
 
 
-def test_blobs_are_durable_before_they_are_visible_and_visible_before_the_manifest(
-    trace: Trace,
-) -> None:
+def test_blobs_are_durable_then_visible_then_in_a_manifest(trace: Trace) -> None:
     written = trace.find("pwrite64", r"\.blobstore/tmp/[^/]+/(sha256-[0-9a-f]{64}|[0-9]+)")
     renamed = trace.find("rename.*", "blobs/sha256-[0-9a-f]{64}")
     (manifest,) = trace.find("rename.*", MANIFEST)
@@ -87,9 +85,7 @@ def test_blobs_are_durable_before_they_are_visible_and_visible_before_the_manife
         assert any(max(renamed) < sync < manifest for sync in trace.find("fsync", "blobs"))
 
 
-def test_the_manifest_is_durable_before_it_is_visible_and_before_success_is_said(
-    trace: Trace,
-) -> None:
+def test_the_manifest_is_durable_before_it_is_visible_and_said(trace: Trace) -> None:
     (renamed,) = trace.find("rename.*", MANIFEST)
     temporary, target = trace.calls[renamed][1]
     written = max(trace.find("pwrite64", re.escape(temporary)))

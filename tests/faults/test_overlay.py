@@ -72,9 +72,7 @@ def test_prune_undo_and_prune_again(baked: Store) -> None:
     assert verify(baked).is_sound
 
 
-def test_what_is_unchanged_in_the_lower_layer_is_not_made_again(
-    baked: Store, tmp_path: Path
-) -> None:
+def test_what_is_unchanged_below_is_not_made_again(baked: Store, tmp_path: Path) -> None:
     again = blobstore.import_model(tmp_path / "source", "m", store=baked, quant="int4")
     assert again.recalled > 0
     baked.move(M, moved := ModelName.parse("example.org/team/m"))

@@ -29,9 +29,7 @@ def login(monkeypatch: pytest.MonkeyPatch, host: str, user: str, password: str) 
     return run(["login", host, "-u", user, "--password-stdin"])
 
 
-def test_skopeo_and_we_share_a_file(
-    tmp_path: Path, auth_file: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_skopeo_shares_it(tmp_path: Path, auth_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     auth_file.write_text(json.dumps({"auths": {"other": {"auth": "eDp5"}}}))
     with registry(tmp_path / "htpasswd", htpasswd=True) as server:
         host, known = server.host, Login(USER, Secret(PASSWORD))

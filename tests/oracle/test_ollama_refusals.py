@@ -86,9 +86,7 @@ def test_a_broken_source_is_refused_and_the_store_is_as_it_was(
         ("model-00002-of-00002.safetensors", MissingFileError),
     ],
 )
-def test_a_shard_must_be_a_file_of_the_folder(
-    tmp_path: Path, name: str, kind: type[BlobStoreError]
-) -> None:
+def test_a_shard_is_a_file_in_there(tmp_path: Path, name: str, kind: type[BlobStoreError]) -> None:
     source = write_checkpoint(tmp_path / "source")
     (source / "model.safetensors").rename(tmp_path / "evil.safetensors")
     (source / INDEX).write_text(json.dumps({"weight_map": {"a.weight": name}}))

@@ -85,9 +85,7 @@ def assert_values(found: Array, wanted: Array) -> None:
 
 
 @any_kind
-def test_a_matrix_and_a_stack_of_experts_are_copied(
-    store: Store, tmp_path: Path, kind: Kind
-) -> None:
+def test_a_matrix_and_stacked_experts_are_copied(store: Store, tmp_path: Path, kind: Kind) -> None:
     matrix = kind.make(f"{LAYER}.self_attn.o_proj", (6, 256))
     stack = kind.make(f"{LAYER}.mlp.switch_mlp.up_proj", (3, 2, 128))
     for profile in ("default", "ollama"):
@@ -125,9 +123,7 @@ SHAPES = [(130, 200), (128, 136), (1, 8), (300, 1), (257, 129)]
 
 
 @any_fp8_kind
-def test_fp8_becomes_mxfp8_or_stays_bf16_where_no_group_divides_it(
-    store: Store, tmp_path: Path, kind: Kind
-) -> None:
+def test_fp8_becomes_mxfp8_or_bf16(store: Store, tmp_path: Path, kind: Kind) -> None:
     weight = kind.make(f"{LAYER}.self_attn.v_proj", (130, 160))
     others = [kind.make(f"{LAYER}.{n}.self_attn.o_proj", shape) for n, shape in enumerate(SHAPES)]
     for profile in ("default", "ollama"):

@@ -68,9 +68,7 @@ def plots(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize(("size", "theme"), [(WIDE, "light"), (NARROW, "dark")])
-def test_every_plot_is_drawn(
-    browser: Browser, plots: Path, size: tuple[int, int], theme: Theme
-) -> None:
+def test_all_is_drawn(browser: Browser, plots: Path, size: tuple[int, int], theme: Theme) -> None:
     for page in at(browser, plots, size, theme):
         assert page.locator(".plot svg").count() == len(SPECIFICATIONS)  # `opened` waits for them
         assert not overflows(page)
@@ -95,7 +93,7 @@ def test_a_report_is_drawn_and_accessible(browser: Browser, store: Store, tmp_pa
             page.wait_for_function("document.documentElement.scrollWidth <= innerWidth")
 
 
-def test_hostile_and_odd_names_are_drawn_and_do_not_run(
+def test_hostile_names_are_drawn_and_do_not_run(
     browser: Browser, store: Store, tmp_path: Path
 ) -> None:
     tensors = {**small_tensors(), EVIL: normal("evil", 64, 128)}

@@ -357,7 +357,7 @@ PAGES: dict[str, tuple[str, dict[str, str | list[str]]]] = {
 
 
 @pytest.mark.parametrize(("window", "theme"), [(WIDE, "light"), (NARROW, "dark")])
-def test_axe_finds_nothing_serious(
+def test_axe_is_content(
     browser: Browser, origin: str, window: tuple[int, int], theme: Theme
 ) -> None:
     with watched(browser, origin, size=window, theme=theme) as site:

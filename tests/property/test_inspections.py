@@ -31,9 +31,7 @@ CONFIGS = st.sampled_from([None, {}, *STORED, {"quantization_config": {"bits": "
 
 
 @given(TENSORS, CONFIGS, st.integers(1, 3))
-def test_whatever_the_names_each_stored_tensor_is_counted_once(
-    tensors: Tensors, config: Any, shards: int
-) -> None:
+def test_each_stored_tensor_is_counted_once(tensors: Tensors, config: Any, shards: int) -> None:
     with tempfile.TemporaryDirectory() as name:
         folder = write_sparse_folder(Path(name), tensors, config, min(shards, len(tensors)))
         found = inspect(folder)

@@ -45,7 +45,7 @@ def without_metadata(text: bytes) -> list[tuple[str, Any]]:
 
 @settings(max_examples=40)
 @given(headers(), MAPS, st.sampled_from([8, 1000, 4096, 16_384]))
-def test_only_the_metadata_change(
+def test_metadata_change(
     header: tuple[bytes, int], metadata: dict[str, str], data_start: int
 ) -> None:
     old, data_size = header

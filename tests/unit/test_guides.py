@@ -84,9 +84,7 @@ def run_python(block: str, names: dict[str, object], capture: pytest.CaptureFixt
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
-def test_a_page_does_what_it_says(
-    page: Path, folder: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_page_does_as_said(page: Path, folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
     names: dict[str, object] = {"__name__": "__main__"}
     for language, file, block in FENCE.findall(page.read_text()):
         if file:

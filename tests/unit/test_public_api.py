@@ -24,9 +24,7 @@ def test_public_names_are_sorted_and_resolve() -> None:
         blobstore.nonsense  # noqa: B018
 
 
-def test_a_path_stands_for_a_store_and_none_for_the_default(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_path_or_none_stands_for_a_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     root = str(tmp_path / "s")
     result = blobstore.import_model(write_checkpoint(tmp_path / "m"), store=root)
     monkeypatch.setenv("OLLAMA_MODELS", root)

@@ -110,9 +110,7 @@ def test_a_modelpack_artifact_is_an_export(coded: Store, tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("how", [{"format": "mlx"}, {"dequantize": "bfloat16"}])
-def test_an_image_has_the_files_of_an_export(
-    coded: Store, tmp_path: Path, how: dict[str, Any]
-) -> None:
+def test_an_image_has_an_exports_files(coded: Store, tmp_path: Path, how: dict[str, Any]) -> None:
     words = {"max_shard_size": 2_500_000, **how}
     home, manifest = sent(coded, "image", **words)
     files = exported(coded, tmp_path / "out", **words)
@@ -132,9 +130,7 @@ def test_an_image_has_the_files_of_an_export(
         ("image", 3, "c025216adc3856e01d745031b95cc143dd497d8f4be6944408e8c4123bb72fa5"),
     ],
 )
-def test_the_same_model_gives_the_same_bytes(
-    coded: Store, kind: str, digest: str, jobs: int
-) -> None:
+def test_same_model_same_bytes(coded: Store, kind: str, digest: str, jobs: int) -> None:
     _, manifest = sent(coded, kind, max_shard_size=3_000_000, jobs=jobs)
     assert manifest.digest.hex == digest
 

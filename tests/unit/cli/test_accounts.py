@@ -82,9 +82,7 @@ def test_log_in_and_out(blobstore: Blobstore, registry: GuardedApi, config: Path
     assert blobstore("logout", host) == (0, "", f"Note: Not logged in to {host}.\n")
 
 
-def test_a_wrong_password_is_not_kept(
-    blobstore: Blobstore, registry: GuardedApi, config: Path
-) -> None:
+def test_wrong_passwords_are_lost(blobstore: Blobstore, registry: GuardedApi, config: Path) -> None:
     line = ("login", registry.host, "-u", USER, "--password-stdin")
     code, _, err = blobstore(*line, stdin="wrong\n")
     assert (code, f"{registry.host} refuses user '{USER}'" in err) == (1, True)

@@ -11,9 +11,7 @@ from blobstore.views.verify_records import kept_verify
 ALL = ("--grace", "0", "--sole-owner")
 
 
-def test_damage_is_named_with_exit_code_3_and_repaired_from_the_source(
-    cli: Cli, source: Path
-) -> None:
+def test_damage_is_named_with_exit_code_3_and_repaired(cli: Cli, source: Path) -> None:
     cli.text("import", source, "m", "--quant", "int4")
     assert cli.text("verify").splitlines()[-1].endswith("all sound")
     path = damage_largest_blob(cli.store)

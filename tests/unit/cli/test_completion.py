@@ -51,9 +51,7 @@ def test_commands_and_options_say_what_they_mean() -> None:
     assert ("--tensors", "List the tensors as well.") in answers("blobstore show --")
 
 
-def test_a_store_that_can_not_be_read_completes_nothing(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
+def test_a_store_that_is_unreadable(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     assert run(["complete", "--", "show", "--store", str(tmp_path / "no"), ""]) == 0
     assert capsys.readouterr() == ("", "")
 

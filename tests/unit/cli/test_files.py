@@ -49,9 +49,7 @@ def file(tmp_path: Path) -> Path:
     return path
 
 
-def test_metadata_are_read_set_and_removed(
-    cli: Cli, file: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_metadata_read_set_removed(cli: Cli, file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def run(action: str, *words: str) -> str:
         return cli.text("metadata", action, file, *words)
 

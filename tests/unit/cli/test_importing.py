@@ -103,9 +103,7 @@ def test_a_plan_in_a_file_takes_no_options(cli: Cli, source: Path, tmp_path: Pat
     ("tag", "quant", "weights"),
     [("INT4", "mxfp8", "mxfp8"), ("q8", "q4", "int4"), ("fp16", None, "BF16")],
 )
-def test_a_tag_that_says_another_type(
-    cli: Cli, source: Path, tag: str, quant: str | None, weights: str
-) -> None:
+def test_another_type(cli: Cli, source: Path, tag: str, quant: str | None, weights: str) -> None:
     words = ("import", source, f"x:{tag}", *(("--quant", quant) if quant else ()))
     for more in ([], ["--dry-run"]):
         error = cli.refused(*words, *more)
@@ -123,7 +121,7 @@ def test_a_tag_that_says_another_type(
         ("mxfp4", {"rules": ["*.up_proj.weight=mxfp4"]}),
     ],
 )
-def test_a_tag_that_says_the_type(
+def test_a_type_tag(
     cli: Cli, source: Path, tmp_path: Path, tag: str, options: dict[str, Any]
 ) -> None:
     blobstore.import_model(source, f"x:{tag}", store=cli.store, **options)

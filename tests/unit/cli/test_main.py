@@ -29,9 +29,7 @@ def test_the_version_names_the_kernels_and_the_way_to_hash(cli: Cli, command: Co
 
 
 @pytest.mark.parametrize("name", ["BLOBSTORE_KERNELS", "BLOBSTORE_SHA256"])
-def test_an_unknown_implementation_is_wrong_use(
-    cli: Cli, monkeypatch: pytest.MonkeyPatch, name: str
-) -> None:
+def test_an_unknown_implementation(cli: Cli, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     monkeypatch.setenv(name, "magic")
     assert "'magic'" in cli.refused("list")
 

@@ -115,7 +115,7 @@ main()
 """A command line to which Ctrl-C comes when the first part of its import is written."""
 
 
-def test_ctrl_c_ends_an_import_and_leaves_the_store(
+def test_ctrl_c_leaves_the_store_as_it_was(
     store: Store, tmp_path: Path, snapshot: Snapshot
 ) -> None:
     blobstore.import_model(write_checkpoint(tmp_path / "old"), store=store)

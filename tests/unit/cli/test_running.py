@@ -130,9 +130,7 @@ def test_commands(runner: Runner) -> None:
     assert runner.parrot.seen[0] == runner.parrot.seen[1]
 
 
-def test_a_full_context_is_said_and_does_not_end_it(
-    runner: Runner, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_full_context_does_not_end_it(runner: Runner, capsys: pytest.CaptureFixture[str]) -> None:
     context = len("# user\na\n# assistant\n") + 1
     runner.is_model(context=context)
     assert runner.talk("x" * 40, "a") == (0, "o\n\n\n")
@@ -165,9 +163,7 @@ def test_ctrl_c_stops_an_answer(runner: Runner, monkeypatch: pytest.MonkeyPatch)
     assert runner.talk("a")[0] == 130
 
 
-def test_a_checkpoint_is_imported_first_and_once(
-    runner: Runner, source: Path, tmp_path: Path
-) -> None:
+def test_a_checkpoint_is_imported_once(runner: Runner, source: Path, tmp_path: Path) -> None:
     def notes(*words: object) -> list[str]:
         code, out, err = runner("hi", "--store", str(tmp_path / "new"), *map(str, words))
         assert (code, out) == (0, "ok\n"), err

@@ -91,9 +91,7 @@ def lines(tmp_path_factory: pytest.TempPathFactory, registry: str) -> dict[str, 
     }
 
 
-def test_what_is_printed_fits(
-    lines: dict[str, list[str]], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_printed_fits(lines: dict[str, list[str]], capsys: pytest.CaptureFixture[str]) -> None:
     for command, line in lines.items():
         assert run([*line, "--json"]) == 0, capsys.readouterr().err
         printed = json.loads(capsys.readouterr().out)

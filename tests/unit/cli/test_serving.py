@@ -63,9 +63,7 @@ def test_a_missing_extra_is_named(cli: Cli, store: Store, monkeypatch: pytest.Mo
         (["--lm", "m", "--allow-origin", "https://a.example/b"], "is not an origin"),
     ],
 )
-def test_names_that_no_request_can_have_are_refused(
-    cli: Cli, words: list[str], message: str
-) -> None:
+def test_names_that_no_request_has_are_refused(cli: Cli, words: list[str], message: str) -> None:
     assert message in cli.refused("serve", *words)
 
 

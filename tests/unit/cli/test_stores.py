@@ -42,7 +42,7 @@ def test_a_named_store_that_does_not_exist_is_an_error(cli: Cli, tmp_path: Path)
     assert cli.refused("verify", code=1).startswith(missing)  # its disk may not be mounted
 
 
-def test_a_fresh_machine_has_no_models_yet(
+def test_a_fresh_machine_is_empty(
     cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     empty = f"No models in {cli.store.root} yet. Import one: blobstore import FOLDER\n"

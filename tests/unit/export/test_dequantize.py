@@ -92,7 +92,7 @@ def test_a_quantized_source_and_its_claims(store: Store, tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("quant", [None, "int4"])
-def test_a_value_that_does_not_fit_is_an_error_that_names_it(
+def test_a_value_that_does_not_fit_is_named(
     store: Store, tmp_path: Path, quant: str | None
 ) -> None:
     weights = np.ones((64, 64), np.float32)

@@ -151,9 +151,7 @@ def test_a_weight_and_its_scales_may_be_in_two_shards(store: Store, tmp_path: Pa
     assert tensor_layers(again.manifest) == tensor_layers(first.manifest)
 
 
-def test_one_file_without_documents_and_names_that_others_would_misread(
-    store: Store, tmp_path: Path
-) -> None:
+def test_one_file_without_documents_and_ambiguous_names(store: Store, tmp_path: Path) -> None:
     names = ("é<&>\u2028", 'quo"te\\', "\x1b[31m", "")
     tensors = {"a": np.zeros((0, 4), np.float32), "b": np.array(2.0), "c": np.arange(3)}
     path = tmp_path / "odd name.safetensors"

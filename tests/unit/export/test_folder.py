@@ -36,7 +36,7 @@ def names(tmp_path: Path) -> list[str]:
     return sorted(path.name for path in tmp_path.iterdir() if path.name not in ("in", "store"))
 
 
-def test_an_empty_folder_is_filled_and_a_link_to_one_stays(
+def test_an_empty_folder_is_filled_and_links_stay(
     model: Path, store: Store, tmp_path: Path
 ) -> None:
     (tmp_path / "out").mkdir()
@@ -71,9 +71,7 @@ def test_a_file_or_a_folder_with_files_stays(store: Store, tmp_path: Path) -> No
         *(("in/config.json/x", StorageError), ("a\0b", StorageError), ("loop/x", StorageError)),
     ],
 )
-def test_folders_that_can_not_be(
-    store: Store, tmp_path: Path, place: str, kind: type[BlobStoreError]
-) -> None:
+def test_bad_folders(store: Store, tmp_path: Path, place: str, kind: type[BlobStoreError]) -> None:
     (tmp_path / "link").symlink_to("store")
     (tmp_path / "loop").symlink_to("loop")
     with pytest.raises(kind):

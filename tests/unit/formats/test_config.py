@@ -67,7 +67,7 @@ def mlx_settings(quantization: dict[str, Any]) -> Any:
         ({"mode": "nvfp4", "group_size": None}, (16, 4)),
     ],
 )
-def test_settings_of_a_module_without_sizes_are_its_modes(
+def test_settings_without_sizes_are_the_modes(
     module: dict[str, Any], sizes: tuple[int, int]
 ) -> None:
     found = mlx_settings({"group_size": 32, "bits": 4, "a": module}).of("a")

@@ -57,9 +57,7 @@ def want(several: Path) -> str:
         ("f_ct_nvfp4", {"rules": ["*.0.*proj*=int4"], "requantize": True}),
     ],
 )
-def test_some_sources_have_the_digests_of_a_local_import(
-    tmp_path: Path, name: str, options: dict[str, Any]
-) -> None:
+def test_digests_of_a_local_import(tmp_path: Path, name: str, options: dict[str, Any]) -> None:
     folder = write_source(tmp_path, name)
     wanted = outcome(folder, MemoryStore(), **options)
     with streamed(SMALL, declared=True) as fetched:
@@ -68,7 +66,7 @@ def test_some_sources_have_the_digests_of_a_local_import(
 
 
 @pytest.mark.parametrize("declared", [False, True])
-def test_only_needed_bytes_are_fetched_and_once(
+def test_needed_bytes_are_fetched_once(
     several: Path, store: Store, want: str, declared: bool
 ) -> None:
     size = (several / "model.safetensors").stat().st_size
@@ -128,9 +126,7 @@ def killed(
         yield snapshots.stores
 
 
-def test_killed_imports_go_on_also_after_damage(
-    killed: list[Store], several: Path, want: str
-) -> None:
+def test_killed_imports_go_on_after_damage(killed: list[Store], several: Path, want: str) -> None:
     assert len(killed) >= 4
     for number, left in enumerate(killed):
         for path in left.root.glob(".blobstore/*/**/sha256-*"):
@@ -146,9 +142,7 @@ def test_killed_imports_go_on_also_after_damage(
         assert int4(several, left) == want
 
 
-def test_wrong_bytes_before_a_cut_are_found_after_it(
-    several: Path, store: Store, want: str
-) -> None:
+def test_wrong_bytes_before_a_cut_are_found_after(several: Path, store: Store, want: str) -> None:
     def damage(_name: str, begin: int, data: memoryview) -> None:
         if begin == 0:
             data[-1] ^= 1

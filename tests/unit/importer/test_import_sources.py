@@ -139,9 +139,7 @@ def source(tmp_path: Path) -> Path:
         ("llama-3.2/v1.5.safetensors", "mxfp4", "v1.5:mxfp4"),
     ],
 )
-def test_names_made_from_the_source(
-    store: Store, tmp_path: Path, path: str, quant: str | None, name: str
-) -> None:
+def test_its_name(store: Store, tmp_path: Path, path: str, quant: str | None, name: str) -> None:
     folder = write_checkpoint(tmp_path / "llama-3.2")
     (folder / "v1.5.safetensors").symlink_to(folder / "model.safetensors")
     result = blobstore.import_model(f"{tmp_path}/{path}", store=store, quant=quant)
@@ -149,9 +147,7 @@ def test_names_made_from_the_source(
 
 
 @pytest.mark.parametrize("folder", ["with space", "é"])
-def test_a_source_whose_name_is_not_a_model_name_needs_one(
-    store: Store, tmp_path: Path, folder: str
-) -> None:
+def test_a_source_without_a_model_name_needs_one(store: Store, tmp_path: Path, folder: str) -> None:
     write_checkpoint(tmp_path / folder)
     for name in (None, "../x"):
         with pytest.raises(InvalidNameError):
@@ -178,9 +174,7 @@ def test_imports_reuse_what_they_have_in_common(
 
 
 @pytest.mark.parametrize(("quant", "experts"), [("int4", "stacked"), ("nvfp4", "packed")])
-def test_odd_tensors_beside_quantized_experts_come_back(
-    store: Store, tmp_path: Path, quant: str, experts: str
-) -> None:
+def test_odd_tensors_come_back(store: Store, tmp_path: Path, quant: str, experts: str) -> None:
     """Integers, scales of nothing, empty tensors, and names that quantized formats use."""
     group = "model.layers.0.mlp.experts"
     tensors = {f"{group}.{e}.up_proj.weight": normal(str(e), 32, 64) for e in range(2)}

@@ -127,9 +127,7 @@ def test_a_group_that_overflows_its_scale_is_named_by_its_first_weight(
 
 
 @pytest.mark.parametrize("experts", ["packed", "stacked"])
-def test_a_bad_weight_of_an_expert_is_named_as_in_its_file(
-    store: Store, tmp_path: Path, experts: str
-) -> None:
+def test_a_bad_weight_of_an_expert_is_named(store: Store, tmp_path: Path, experts: str) -> None:
     tensors = {EXPERT.format(e): normal(str(e), 32, 64) for e in range(3)}
     tensors[EXPERT.format(2)][5, 6] = np.nan
     with pytest.raises(NonFiniteWeightError) as caught:
@@ -138,9 +136,7 @@ def test_a_bad_weight_of_an_expert_is_named_as_in_its_file(
 
 
 @pytest.mark.parametrize("options", [{}, {"dtype": "same"}, {"quant": "int4"}], ids=str)
-def test_copies_keep_every_bit_of_a_nan(
-    store: Store, tmp_path: Path, options: dict[str, str]
-) -> None:
+def test_copies_keep_bits_of_a_nan(store: Store, tmp_path: Path, options: dict[str, str]) -> None:
     wide = [0x7FC12345, 0xFFC00001, 0x7F800001, 0xFFBFFFFF, 0x80000000, 1]
     patterns = {
         "float32": np.array(wide, np.uint32).view(np.float32),
@@ -154,9 +150,7 @@ def test_copies_keep_every_bit_of_a_nan(
         assert bits(tensor.numpy()) == bits(array)
 
 
-def test_types_that_numpy_does_not_have_and_complex_ones_are_copied(
-    store: Store, tmp_path: Path
-) -> None:
+def test_types_that_numpy_lacks_and_complex_ones_are_copied(store: Store, tmp_path: Path) -> None:
     four = bytes(range(256))
     data = np.array([1 + 2j], np.complex64).tobytes() + four
     header = {
@@ -211,9 +205,7 @@ def test_each_expert_has_its_own_importance(store: Store, tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize(("method", "scale"), [("minmax", 1e-4), ("search", 0.02), ("minmax", 30)])
-def test_a_global_scale_is_stored_and_read_back(
-    store: Store, tmp_path: Path, method: str, scale: float
-) -> None:
+def test_a_global_scale_comes_back(store: Store, tmp_path: Path, method: str, scale: float) -> None:
     weights = normal("w", 70, 192, scale=scale)
     options: dict[str, Any] = {"quant": "nvfp4", "method": method, "global_scale": True}
     model = imported(store, tmp_path, {W: weights}, **options)

@@ -44,9 +44,7 @@ def test_every_file_of_a_layout_comes_back(store: Store, tmp_path: Path, layout:
 
 
 @pytest.mark.parametrize("layout", [sentencepiece, with_draft, documented])
-def test_the_ollama_profile_stores_documents_only_and_says_so(
-    store: Store, tmp_path: Path, layout: Write
-) -> None:
+def test_the_ollama_profile_stores_documents(store: Store, tmp_path: Path, layout: Write) -> None:
     source = layout(tmp_path / "in")
     result = blobstore.import_model(source, "m", store=store, profile="ollama", **draft_of(source))
     assert not any(layer.media_type == FILE_MEDIA_TYPE for layer in result.manifest.layers)

@@ -139,9 +139,7 @@ def with_other_config(folder: Path) -> None:
         (with_other_config, "config.json"),
     ],
 )
-def test_a_source_that_has_changed(
-    change: Callable[[Path], None], says: str, tmp_path: Path
-) -> None:
+def test_a_changed_source(change: Callable[[Path], None], says: str, tmp_path: Path) -> None:
     folder = write_checkpoint(tmp_path / "m")
     (folder / "notes.txt").write_text("kept")
     write_plan(plan_import(folder), tmp_path / "plan.json")

@@ -81,9 +81,7 @@ def damage(path: Path) -> None:
     ],
     ids=str,
 )
-def test_everything_that_a_source_gives_is_made_again(
-    store: Store, source: Path, options: dict[str, Any]
-) -> None:
+def test_everything_is_made_again(store: Store, source: Path, options: dict[str, Any]) -> None:
     blobstore.import_model(source, M, store=store, **options)
     before = contents(store)
     damaged = paths(store, "embed", "lm_head", "experts", "tokenizer.json")
@@ -120,9 +118,7 @@ def test_a_sound_model_needs_no_source(store: Store, source: Path, snapshot: Sna
     assert snapshot(store) == before
 
 
-def test_without_a_source_a_manifest_comes_back_and_a_blob_does_not(
-    store: Store, source: Path
-) -> None:
+def test_without_a_source_only_a_manifest_comes_back(store: Store, source: Path) -> None:
     blobstore.import_model(source, M, store=store)
     path = manifest_path(store, "m")
     manifest = path.read_bytes()
@@ -137,9 +133,7 @@ def test_without_a_source_a_manifest_comes_back_and_a_blob_does_not(
     assert not path.exists()
 
 
-def test_files_that_the_import_had_beside_the_source(
-    store: Store, source: Path, tmp_path: Path
-) -> None:
+def test_files_that_the_import_had_beside_it(store: Store, source: Path, tmp_path: Path) -> None:
     config = {"architectures": ["Draft"]}
     draft = write_checkpoint(tmp_path / "draft", {"d.weight": normal("d", 64, 64)}, config)
     modelfile, importance = tmp_path / "Modelfile", tmp_path / "importance.safetensors"
@@ -187,7 +181,7 @@ def test_another_source_is_refused_and_nothing_is_written(
 
 
 @pytest.mark.parametrize("change", [lambda path: path.write_bytes(b"{"), damage, Path.unlink])
-def test_a_manifest_comes_back_from_its_copy(
+def test_a_manifest_comes_back(
     store: Store, source: Path, change: Callable[[Path], object]
 ) -> None:
     blobstore.import_model(source, M, store=store, quant="int4")
@@ -232,9 +226,7 @@ def test_a_manifest_does_not_become_that_of_an_import_that_was_killed(
     assert store.manifests.text(M) == raw
 
 
-def test_a_model_that_is_not_there_beyond_help_or_of_another_kind(
-    store: Store, source: Path
-) -> None:
+def test_a_model_missing_beyond_help_or_of_another_kind(store: Store, source: Path) -> None:
     with pytest.raises(NotFoundError):
         repair_model("m", source, store=store)
     assert not store.root.exists()
@@ -270,9 +262,7 @@ def test_a_document_that_is_not_ours(source: Path, change: dict[str, Any]) -> No
         recorded_import(json.dumps(document | change).encode())
 
 
-def test_a_config_that_a_newer_ollama_ended_with_a_newline_comes_back_so(
-    store: Store, source: Path
-) -> None:
+def test_a_config_that_a_newline_ends_comes_back_so(store: Store, source: Path) -> None:
     blobstore.import_model(source, M, store=store, quant="int4", profile="ollama")
     config = with_newline_config(store, "m", "n")
     before = contents(store)

@@ -77,9 +77,7 @@ def test_a_matrix(store: Store, tmp_path: Path, kind: Kind, number: int) -> None
 
 
 @pytest.mark.parametrize("kind", FEW.values(), ids=FEW)
-def test_what_the_policy_leaves_alone_keeps_its_codes(
-    store: Store, tmp_path: Path, kind: Kind
-) -> None:
+def test_what_the_policy_leaves_keeps_codes(store: Store, tmp_path: Path, kind: Kind) -> None:
     kept = kind.make("model.embed_tokens", (8, 256))
     other = kind.make(f"{LAYER}.mlp.up_proj", (8, 256))
     with requantized(store, tmp_path / "s", kind, tensors_of(kept, other), quant="int4") as model:

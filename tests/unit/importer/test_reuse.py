@@ -83,9 +83,7 @@ def become_fifo(path: Path) -> None:
 
 @pytest.mark.parametrize("damage", [Path.unlink, shorten, flip, become_fifo])
 @pytest.mark.parametrize("verify", [False, True])
-def test_a_damaged_blob_is_made_again(
-    source: Path, store: Store, damage: Change, *, verify: bool
-) -> None:
+def test_damage_is_made_again(source: Path, store: Store, damage: Change, *, verify: bool) -> None:
     first = int4(source, store)
     path = tensor_blob(store)
     whole = path.read_bytes()
@@ -119,9 +117,7 @@ def test_an_old_blob_is_made_young_for_ollama(source: Path, store: Store) -> Non
     assert path.stat().st_mtime > then + HOUR_S
 
 
-def test_a_source_that_is_changed_through_a_map_is_imported_again(
-    tmp_path: Path, store: Store
-) -> None:
+def test_a_source_changed_through_a_map_is_imported_again(tmp_path: Path, store: Store) -> None:
     source = write_checkpoint(tmp_path / "mapped")
     weights = np.memmap(source / "model.safetensors", np.uint8, "r+")
     # The pages are dirty from here on: later writes alone leave no trace in the file's times.
@@ -148,9 +144,7 @@ def rewrite(path: Path) -> None:
 
 
 @pytest.mark.parametrize("change", [touch, replace, rewrite])
-def test_a_source_that_may_be_another_is_read_again(
-    source: Path, store: Store, tmp_path: Path, change: Change
-) -> None:
+def test_another_source_is_read(source: Path, store: Store, tmp_path: Path, change: Change) -> None:
     """Also when its size and its time of writing are what they were."""
     int4(source, store)
     change(source / "model.safetensors")
@@ -260,9 +254,7 @@ blobstore.import_model(source, "m", store=store, quant="int4", jobs=1, progress=
 """
 
 
-def test_a_killed_import_goes_on_where_it_stopped(
-    larger: Path, store: Store, wanted: Digest
-) -> None:
+def test_a_killed_import_goes_on_there(larger: Path, store: Store, wanted: Digest) -> None:
     with process(STOPPING, larger, store.root):
         pass
     assert (list(store.models()), len(rest_of(store))) == ([], 1)
@@ -274,9 +266,7 @@ def test_a_killed_import_goes_on_where_it_stopped(
     assert int4(larger, store).recalled == 30
 
 
-def test_ctrl_c_keeps_what_is_finished_and_damage_to_it_is_noticed(
-    larger: Path, store: Store, wanted: Digest
-) -> None:
+def test_ctrl_c_keeps_what_is_finished(larger: Path, store: Store, wanted: Digest) -> None:
     done = 0
 
     def interrupt(nbytes: int, blob: str) -> None:

@@ -46,7 +46,7 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ],
     ids=str,
 )
-def test_runs_threads_and_memory_change_nothing(
+def test_runs_and_memory_change_nothing(
     source: Path, tmp_path: Path, options: dict[str, Any]
 ) -> None:
     wanted = blobstore.import_model(source, store=MemoryStore(), jobs=1, **options).digest
@@ -100,9 +100,7 @@ def test_an_error_of_the_progress_function_is_that_error(
 
 
 @pytest.mark.parametrize("jobs", [1, 16])
-def test_the_error_is_the_same_whatever_the_threads(
-    store: Store, tmp_path: Path, jobs: int
-) -> None:
+def test_the_error_is_the_same_by_any_threads(store: Store, tmp_path: Path, jobs: int) -> None:
     tensors: dict[str, Array] = {"0.good.weight": normal("g", 32, 64)}
     tensors["1.slow.weight"] = np.zeros((1000, 1024), np.float32)
     tensors["1.slow.weight"][-1, -1] = np.nan

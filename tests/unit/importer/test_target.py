@@ -52,9 +52,7 @@ def checkpoint(folder: Path, changed: dict[str, Array] | None = None) -> Path:
     ],
     ids=str,
 )
-def test_bits_per_weight_are_met_from_below(
-    options: dict[str, Any], families: tuple[str, ...]
-) -> None:
+def test_bits_are_met_from_below(options: dict[str, Any], families: tuple[str, ...]) -> None:
     plan = blobstore.plan_import(PYCODE, jobs=1, **options)
     assert 0.99 * options["target_bpw"] <= plan.bits_per_weight <= options["target_bpw"]
     kinds = types_of(plan)
@@ -128,7 +126,7 @@ def test_everything_is_kept_when_that_is_smaller(wanted: dict[str, Any], tmp_pat
 
 
 @pytest.mark.parametrize("wanted", [{"target_bpw": 4.0}, {"target_size": 1}])
-def test_less_than_the_smallest_is_an_error_that_says_what_is_possible(
+def test_less_than_the_smallest_says_what_is_possible(
     wanted: dict[str, Any], tmp_path: Path
 ) -> None:
     source = checkpoint(tmp_path / "m")

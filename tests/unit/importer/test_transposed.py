@@ -56,9 +56,7 @@ def turned(array: Array) -> Array:
 @pytest.mark.parametrize(
     ("quant", "dtype"), [("int4", BF16), ("nvfp4", np.float32), ("mxfp4", np.float16)], ids=str
 )
-def test_groups_run_along_inputs(
-    store: Store, tmp_path: Path, quant: str, dtype: Any, chunk: int
-) -> None:
+def test_along_inputs(store: Store, tmp_path: Path, quant: str, dtype: Any, chunk: int) -> None:
     tensors = fused(dtype)
     source = write_checkpoint(tmp_path / "m", tensors, CONFIG)
     with chunks_of(chunk):

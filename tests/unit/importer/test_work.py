@@ -116,9 +116,7 @@ def test_a_damaged_receipt_is_an_error_of_commit_and_made_again_by_work(
     assert path.read_bytes() == sound
 
 
-def test_a_receipt_that_is_a_link_is_not_read(
-    plan: Path, home: MemoryStore, tmp_path: Path
-) -> None:
+def test_a_receipt_that_is_a_link_is_unread(plan: Path, home: MemoryStore, tmp_path: Path) -> None:
     work_on_plan(plan, store=home)
     path = receipts(plan)[0]
     path.rename(tmp_path / "elsewhere")
@@ -168,9 +166,7 @@ def test_a_clean_up_spares_what_waits_for_its_commit(plan: Path, store: Store) -
     assert all(path.stat().st_mtime > two_days_ago + 86_400 for path in store.blobs.path.iterdir())
 
 
-def test_each_blob_is_in_one_task_and_files_stay_whole_while_there_are_enough(
-    tmp_path: Path,
-) -> None:
+def test_each_blob_is_in_one_task_and_files_stay_whole_if_possible(tmp_path: Path) -> None:
     plan = plan_import(sharded_checkpoint(tmp_path / "m", 5), quant="int4")
     whole = tasks_of(plan)
     names = [blob.name for task in whole for blob in task.blobs]

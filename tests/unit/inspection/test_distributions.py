@@ -28,9 +28,7 @@ def stored(store: Store, folder: Path, arrays: dict[str, Any]) -> Model:
 
 
 @pytest.mark.parametrize("kind", [QuantType.INT4, QuantType.NVFP4, QuantType.MXFP8])
-def test_values_and_codes_of_a_quantized_tensor(
-    store: Store, tmp_path: Path, kind: QuantType
-) -> None:
+def test_values_and_codes_when_quantized(store: Store, tmp_path: Path, kind: QuantType) -> None:
     source = write_checkpoint(tmp_path / "s")
     blobstore.import_model(source, "m", store=store, quant=str(kind), rules=[f"{UP}={kind}"])
     with open_model("m", store=store) as model:

@@ -153,7 +153,7 @@ def test_quantized_weights_count_as_their_values(tmp_path: Path, shape: tuple[in
 
 
 @pytest.mark.parametrize(("quant", "experts"), [("int4", "packed"), ("nvfp4", "stacked")])
-def test_a_stored_model_counts_as_its_source(
+def test_a_model_counts_as_its_source(
     store: Store, tmp_path: Path, quant: str, experts: str
 ) -> None:
     tensors = small_tensors() | {

@@ -100,9 +100,7 @@ def test_replace_leaves_only_what_is_named(file: Path) -> None:
     assert_sound(file, {})
 
 
-def test_a_link_is_followed_and_stays_and_a_second_name_keeps_its_metadata(
-    file: Path, tmp_path: Path
-) -> None:
+def test_a_link_stays_and_a_second_name_keeps_its_metadata(file: Path, tmp_path: Path) -> None:
     link, other = tmp_path / "link.safetensors", tmp_path / "other"
     link.symlink_to(file)
     other.hardlink_to(file)
@@ -159,9 +157,7 @@ def test_blobs_are_refused(tmp_path: Path, name: str) -> None:
         ({"a": None, "nope": None}, NotFoundError),
     ],
 )
-def test_changes_that_are_not_possible(
-    file: Path, changes: dict[str, Any], kind: type[BlobStoreError]
-) -> None:
+def test_changes_refused(file: Path, changes: dict[str, Any], kind: type[BlobStoreError]) -> None:
     before = file.read_bytes()
     with pytest.raises(kind):
         blobstore.edit_metadata(file, changes)
@@ -216,9 +212,7 @@ def test_a_file_that_changes_while_it_is_copied_is_left_alone(file: Path) -> Non
 
 
 @pytest.mark.parametrize(("first", "is_in_place"), [(502, True), (503, False), (504, True)])
-def test_only_changes_of_one_sector_are_made_in_place(
-    tmp_path: Path, first: int, is_in_place: bool
-) -> None:
+def test_one_sector_is_changed_in_place(tmp_path: Path, first: int, is_in_place: bool) -> None:
     """The header's text begins at byte 8, so its byte 504 is the first of the second sector."""
     start = '{"__metadata__":{"k":"'
     value = "o" * 1000

@@ -39,9 +39,7 @@ def measured(
     return blobstore.measure_quality("m", write_checkpoint(folder / "source", source), store=store)
 
 
-def test_a_report_is_the_same_for_any_threads_and_forms_of_a_source(
-    store: Store, snapshot: Snapshot
-) -> None:
+def test_a_report_is_the_same_for_any_threads_and_source(store: Store, snapshot: Snapshot) -> None:
     blobstore.import_model(PYCODE, "m", store=store, quant="int4")
     before, counts = snapshot(store), list[int]()
     report = blobstore.measure_quality(
@@ -182,9 +180,7 @@ def test_a_copy_has_no_error(store: Store, tmp_path: Path, kind: Kind) -> None:
     assert (errors.count, errors.max_error, errors.rmse, errors.cosine) == (6 * 256, 0, 0, 1)
 
 
-def test_a_float_model_against_a_quantized_source_and_the_other_way_round(
-    store: Store, tmp_path: Path
-) -> None:
+def test_a_float_model_against_a_quantized_source_and_back(store: Store, tmp_path: Path) -> None:
     weight = MLX.make(UP, (6, 256))
     quantized = source_of(tmp_path / "q", MLX, weight)
     plain = write_checkpoint(tmp_path / "p", {NORM: normal("norm", 64), weight.name: weight.values})

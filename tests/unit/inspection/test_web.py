@@ -93,9 +93,7 @@ def test_a_file_of_any_address(server: Server, tmp_path: Path) -> None:
     ],
     ids=["html", "forbidden", "no file", "a path in an index", "no shard", "nothing"],
 )
-def test_what_a_server_should_not_answer(
-    server: Server, answer: Answer, kind: type[BlobStoreError]
-) -> None:
+def test_wrong_answers(server: Server, answer: Answer, kind: type[BlobStoreError]) -> None:
     script = server.play(answer)
     with pytest.raises(kind):
         inspect(server.at(""))

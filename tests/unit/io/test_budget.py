@@ -101,9 +101,7 @@ def test_the_headers_of_a_checkpoint_together(
     assert str(error.path).endswith("-of-00030.safetensors")
 
 
-def test_tensors_and_documents_of_a_checkpoint_together(
-    tmp_path: Path, least: Callable[..., None]
-) -> None:
+def test_tensors_and_documents_together(tmp_path: Path, least: Callable[..., None]) -> None:
     folder = write_checkpoint(tmp_path / "m")
     (folder / "a.json").write_bytes(bytes(150_000))
     least(text=250_000, tensors=6)
@@ -127,9 +125,7 @@ def test_links_to_one_file_are_counted_once(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("most", [3, 6])
-def test_documents_count_as_layers_too(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, most: int
-) -> None:
+def test_documents_are_layers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, most: int) -> None:
     """A manifest may name only so many; six blobs and a document are too many for six."""
     monkeypatch.setattr(plan, "MAX_LAYERS", most)
     source = write_checkpoint(tmp_path / "m")

@@ -93,9 +93,7 @@ def test_a_source_that_ends_before_the_copy_does_is_an_error(tmp_path: Path) -> 
 
 
 @given(st.lists(st.binary(max_size=9), max_size=9), st.integers(0, 40), st.integers(0, 40))
-def test_a_joined_reader_reads_its_parts_as_one(
-    parts: list[bytes], begin: int, length: int
-) -> None:
+def test_a_joined_reader_reads_parts_as_one(parts: list[bytes], begin: int, length: int) -> None:
     whole = b"".join(data[len(data) // 2 :] for data in parts)
     segments = [
         Segment(len(data) - len(data) // 2, partial(BytesReader, data), len(data) // 2)

@@ -39,9 +39,7 @@ def test_syncfs_is_trusted_only_where_it_is_known_to_sync() -> None:
     os.close(number)
 
 
-def test_a_write_of_half_the_bytes_goes_on(
-    tmp_path: Path, fd: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_half_a_write_goes_on(tmp_path: Path, fd: int, monkeypatch: pytest.MonkeyPatch) -> None:
     real = os.pwrite
 
     def pwrite(fd: int, data: memoryview, offset: int) -> int:
@@ -52,9 +50,7 @@ def test_a_write_of_half_the_bytes_goes_on(
     assert (tmp_path / "file").read_bytes() == b"\0\0\x000123456789"
 
 
-def test_a_folder_on_another_mount_of_the_same_device_is_noticed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_another_mount_of_the_same_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As a bind mount of the same file system: only a rename shows it."""
 
     def rename(source: Path, target: Path) -> None:

@@ -48,9 +48,7 @@ def test_the_first_error_in_order_is_raised_and_nothing_is_begun_afterwards(jobs
     assert len(begun) <= 5 + jobs
 
 
-def test_an_interrupt_while_threads_work_waits_for_them_even_when_it_comes_twice(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_interrupts_wait_for_threads_even_when_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
     real, waits = threading.Thread.join, 0
     started, ends = threading.Event(), threading.Event()
 
@@ -74,9 +72,7 @@ def test_an_interrupt_while_threads_work_waits_for_them_even_when_it_comes_twice
     assert running() == []
 
 
-def test_fewer_threads_than_wanted_do_the_work_and_none_is_an_error(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_fewer_threads_do_the_work_and_none_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     real, allowed = threading.Thread.start, 1
 
     def start(self: threading.Thread) -> None:

@@ -171,9 +171,7 @@ runs = st.builds(
 
 
 @given(runs, st.sampled_from([1, 2, 16, 300, 10**6]))
-def test_pieces_are_the_run_in_order_and_need_few_scales_whatever_the_shape(
-    run: BlockRun, most: int
-) -> None:
+def test_pieces_are_the_run_in_order_and_need_few_scales(run: BlockRun, most: int) -> None:
     end = run.first
     for piece in run.pieces(most):
         assert (piece.rows, piece.cols, piece.first) == (run.rows, run.cols, end)
@@ -222,7 +220,7 @@ FITS: dict[str, Any] = {
         ({"out": np.frombuffer(bytes(600), BF16)}, "out is read-only"),
     ],
 )
-def test_what_does_not_fit_is_refused(changes: dict[str, Any], message: str) -> None:
+def test_what_does_not_fit(changes: dict[str, Any], message: str) -> None:
     kernels.decode_blocks_into(**FITS)
     with pytest.raises(UsageError, match=message):
         kernels.decode_blocks_into(**{**FITS, **changes})

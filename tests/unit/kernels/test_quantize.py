@@ -64,9 +64,7 @@ def test_names_mean_the_types_that_ollama_means() -> None:
 
 
 @any_form
-def test_results_do_not_depend_on_how_rows_are_cut_or_shared(
-    quant_type: str, group_size: int
-) -> None:
+def test_results_do_not_depend_on_how_rows_are_cut(quant_type: str, group_size: int) -> None:
     weights = random_weights(BF16, 21, 256)
     searched = {"method": "search", "importance": random_importance(256)}
     choices: list[dict[str, Any]] = [{}, searched]

@@ -74,9 +74,7 @@ def test_any_magnitude_and_the_edges_of_the_format(quant_type: str, group_size: 
 
 
 @any_default
-def test_a_huge_weight_of_importance_0_does_not_stop_the_search(
-    quant_type: str, group_size: int
-) -> None:
+def test_a_huge_weight_of_importance_0_ends_no_search(quant_type: str, group_size: int) -> None:
     weights = np.random.default_rng(4).standard_normal((64, group_size)).astype(np.float32)
     weights[:, 3] = 1e22  # its squared error is infinite
     importance = np.where(np.arange(group_size) == 3, 0.0, 1.0)

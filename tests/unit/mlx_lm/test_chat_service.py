@@ -121,9 +121,7 @@ def test_a_prompt_that_can_not_be_made_is_an_error(service: Any) -> None:
     assert Client(service, CHAT, content="hi").whole()["choices"][0]["message"]["content"]
 
 
-def test_an_error_of_mlx_ends_the_answers_and_not_the_service(
-    service: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_error_of_mlx_ends_the_answers(service: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     from mlx_lm.generate import BatchGenerator
 
     def fail(*_: object) -> Any:

@@ -131,7 +131,7 @@ def test_a_prompt_is_that_of_transformers(process: TemplateProcess) -> None:
         ("{{ messages.__class__.__base__.__subclasses__() }}", "SecurityError"),
     ],
 )
-def test_a_template_that_fails_does_not_end_the_next(
+def test_a_failing_template_ends_alone(
     template: str, reason: str, process: TemplateProcess
 ) -> None:
     with pytest.raises(TemplateError, match=reason):

@@ -99,9 +99,7 @@ def test_tensors_named_like_companions_are_named_as_the_runner_names_them(store:
 
 
 @pytest.mark.parametrize(("other", "names"), [("x.biases", "mlx"), ("x.weight_scale", "ollama")])
-def test_arrays_never_drop_one_of_two_with_the_same_flat_name(
-    store: Store, other: str, names: Any
-) -> None:
+def test_arrays_keep_both_of_the_same_flat_name(store: Store, other: str, names: Any) -> None:
     arrays, metadata = stored_arrays("x.weight", normal("x", 4, 64), "int8")
     blobs = {
         "x.weight": safetensors_bytes(arrays, metadata),

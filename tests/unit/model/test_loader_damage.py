@@ -63,9 +63,7 @@ DAMAGE: dict[str, Callable[[bytes], bytes | None]] = {
 
 
 @pytest.mark.parametrize("damage", DAMAGE)
-def test_a_blob_that_is_missing_of_another_size_or_without_a_header(
-    store: Store, damage: str
-) -> None:
+def test_a_blob_missing_of_another_size_or_without_a_header(store: Store, damage: str) -> None:
     path = linked(store, blob := _blob())
     left = DAMAGE[damage](blob)
     if left is None:
@@ -141,7 +139,7 @@ def _with(suffix: str, array: Array) -> Change:
         ("nvfp4", _with(".global_scale", np.ones(2, np.float32)), r"F32 \[2\]"),
     ],
 )
-def test_companions_that_are_missing_or_do_not_fit(
+def test_companions_that_do_not_fit(
     store: Store, quant_type: str, change: Change, says: str
 ) -> None:
     parts, metadata = stored_arrays(NAME, normal("a", 4, 128), quant_type)
@@ -243,9 +241,7 @@ def test_floats_and_integers_without_a_scale_or_metadata_are_just_that(store: St
         ({"quant_type": "int4", "group_size": "9" * 5000}, "999"),
     ],
 )  # fmt: skip
-def test_a_type_that_does_not_exist_is_unsupported(
-    store: Store, metadata: dict[str, str], says: str
-) -> None:
+def test_an_unknown_type_is_unsupported(store: Store, metadata: dict[str, str], says: str) -> None:
     arrays, _ = stored_arrays(W, normal("w", 4, 256), "int4")
     with pytest.raises(UnsupportedSourceError, match=says) as caught:
         opened(store, arrays, metadata)

@@ -41,9 +41,7 @@ CONFIGS: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("version", [mlx_lm.VERSION, "0.0.0"])
-def test_classes_of_networks_are_those_of_mlx_lm(
-    monkeypatch: pytest.MonkeyPatch, version: str
-) -> None:
+def test_classes_are_those_of_mlx_lm(monkeypatch: pytest.MonkeyPatch, version: str) -> None:
     """Both by our table, and by its own when it has another version than the table."""
     monkeypatch.setattr(mlx_lm, "VERSION", version)
     for config in CONFIGS:

@@ -64,9 +64,7 @@ def every_dtype(store: Store, tmp_path: Path, request: pytest.FixtureRequest) ->
         yield model
 
 
-def test_numpy_is_a_read_only_view_that_torch_shares_and_mlx_has_the_same_bits(
-    every_dtype: Model,
-) -> None:
+def test_numpy_is_a_read_only_view_of_the_bits_in_torch_and_mlx(every_dtype: Model) -> None:
     for name, wanted in EVERY_DTYPE.items():
         array, raw = plain(every_dtype[name]), every_dtype[name].raw()
         torched, mlx = (every_dtype[name].array(library) for library in ("torch", "mlx"))

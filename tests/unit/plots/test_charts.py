@@ -42,9 +42,7 @@ def an_error(name: str, relative: float | None = 0.1, *, kept: bool = False) -> 
         ("layers.1234567890.up", (None, "layers.1234567890.up"), "layers.1234567890"),
     ],
 )
-def test_a_name_gives_layer_projection_and_module(
-    name: str, place: tuple[int | None, str], module: str
-) -> None:
+def test_what_a_name_gives(name: str, place: tuple[int | None, str], module: str) -> None:
     assert layer_and_projection(name) == place
     assert module_and_part(name)[0] == module
 

@@ -205,7 +205,7 @@ CONTRADICTIONS: list[tuple[str, str, Change]] = [
 
 
 @pytest.mark.parametrize(("case", "named", "change"), CONTRADICTIONS)
-def test_what_does_not_fit_is_refused(
+def test_what_does_not_fit(
     case: str, named: str, change: Change, store: Store, tmp_path: Path
 ) -> None:
     adapter = rewritten(case, tmp_path / "adapter", change)

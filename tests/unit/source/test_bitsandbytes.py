@@ -76,9 +76,7 @@ def test_a_server_is_asked_for_states(store: Store) -> None:
         assert bits(model[f"{MODULE}.weight"].numpy()) == bits(values(NESTED))
 
 
-def test_modules_may_be_plain_and_experts_have_offsets_of_their_own(
-    tmp_path: Path, store: Store
-) -> None:
+def test_plain_modules_and_offsets_of_experts(tmp_path: Path, store: Store) -> None:
     """One more letter in a state moves the others."""
     tensors: Tensors = {"lm_head.weight": torch.randn(64, 256).bfloat16()}
     for expert, offset in enumerate((0.5, 0.0625)):
@@ -95,9 +93,7 @@ def test_modules_may_be_plain_and_experts_have_offsets_of_their_own(
     assert len(means) == 2
 
 
-def test_models_whose_weights_are_stored_transposed_are_refused(
-    tmp_path: Path, store: Store
-) -> None:
+def test_models_with_transposed_weights_are_refused(tmp_path: Path, store: Store) -> None:
     source = write(tmp_path / "source", renamed("transformer.h.0.attn.c_attn"), model_type="gpt2")
     with pytest.raises(UnsupportedSourceError, match=r"c_attn.*gpt2"):
         import_model(source, "m", store=store)

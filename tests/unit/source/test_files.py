@@ -146,9 +146,7 @@ def test_a_store_in_the_folder_is_not_part_of_the_checkpoint(folder: Path) -> No
     }
 
 
-def test_a_folder_that_can_not_be_listed_is_left_out(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_unlistable_folder_is_left_out(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write(folder, {"lost+found/x": "x", "a": "x"})
     scandir = os.scandir
 

@@ -39,7 +39,7 @@ def repository(tmp_path: Path) -> Path:
     return tmp_path / "hub" / "models--Qwen--Qwen3-0.6B"
 
 
-def test_a_snapshot_is_imported_under_the_repositorys_name(
+def test_a_snapshot_has_the_repositorys_name(
     store: Store, tmp_path: Path, repository: Path
 ) -> None:
     snapshot = write_snapshot(repository, COMMIT, tmp_path)

@@ -211,7 +211,7 @@ def auto_round(_: Tensors, said: Settings) -> None:
         ("gptq-v2-8-g32", auto_round),
     ],
 )
-def test_other_names_of_the_same(
+def test_same_by_names(
     case: str, change: Callable[[Tensors, Settings], None], tmp_path: Path
 ) -> None:
     """Scales by their reciprocals differ by roundings."""
@@ -252,9 +252,7 @@ def test_fp8_with_five_bits_of_exponent(case: str, tmp_path: Path, store: Store)
     ("bits_of_code", "size", "held"),
     [(2, 128, "int4/128"), (3, 32, "int4/32"), (5, 64, "int8/64"), (6, 32, "int8/32")],
 )
-def test_mlx_of_other_bits(
-    bits_of_code: int, size: int, held: str, tmp_path: Path, store: Store
-) -> None:
+def test_mlx_bits(bits_of_code: int, size: int, held: str, tmp_path: Path, store: Store) -> None:
     """MLX rounds ``scale * code`` to BF16 before it adds the bias; here the sum is rounded."""
     weights = mx.random.normal((40, 256), key=mx.random.key(0)).astype(mx.bfloat16)
     parts = mx.quantize(weights, group_size=size, bits=bits_of_code)
@@ -331,7 +329,7 @@ def without_order(tensors: Tensors, said: Settings) -> None:
         ("compressed-tensors-int4-g128", groups(BASE, "Linear", "re:.*v_proj")),
     ],
 )
-def test_other_settings_of_the_same(
+def test_same_by_settings(
     case: str, change: Callable[[Tensors, Settings], None], tmp_path: Path
 ) -> None:
     (weight,) = read_inventory(rewritten(case, tmp_path / "source", change)).weights

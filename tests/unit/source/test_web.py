@@ -120,7 +120,7 @@ def test_what_is_not_a_repository_or_a_revision_is_refused() -> None:
 # Imports
 
 
-def test_a_repository_is_imported_as_its_folder(
+def test_a_repository_is_imported(
     server: Server, endpoint: str, checkpoint: Path, store: Store
 ) -> None:
     answers = hub(checkpoint)
@@ -165,9 +165,7 @@ def test_a_plan_names_the_commit_and_its_content(
         read()
 
 
-def test_a_plan_with_a_signed_address_is_private(
-    server: Server, checkpoint: Path, tmp_path: Path
-) -> None:
+def test_plans_with_secrets_are_private(server: Server, checkpoint: Path, tmp_path: Path) -> None:
     server.play(files({f"name/{WEIGHTS}?key=secret": (checkpoint / WEIGHTS).read_bytes()}, ETAG))
     place = tmp_path / "plan.json"
     for address, mode in ((server.at(f"name/{WEIGHTS}?key=secret"), 0o600), (checkpoint, 0o644)):
@@ -178,9 +176,7 @@ def test_a_plan_with_a_signed_address_is_private(
 # What servers may not do
 
 
-def test_a_server_whose_files_could_change_unseen_or_come_whole_only(
-    server: Server, checkpoint: Path
-) -> None:
+def test_a_server_without_validators_or_ranges(server: Server, checkpoint: Path) -> None:
     server.play(served(checkpoint, "X-Other: 1"))
     with pytest.raises(UnsupportedSourceError, match="ETag or Last-Modified"):
         blobstore.plan_import(server.at("name/"))
@@ -238,9 +234,7 @@ def test_a_listing_that_is_wrong_is_refused(
     assert list(store.manifests.names()) == []
 
 
-def test_odd_names_and_deep_folders_are_left_out(
-    server: Server, endpoint: str, checkpoint: Path
-) -> None:
+def test_odd_and_deep_names_are_left_out(server: Server, endpoint: str, checkpoint: Path) -> None:
     deep = "/".join(["a"] * 2000)
 
     def odd(rows: Rows) -> None:
@@ -287,9 +281,7 @@ def pages(link: str) -> Answer:
     return answer
 
 
-def test_a_listing_without_an_end_a_valid_next_page_or_a_commit(
-    server: Server, endpoint: str
-) -> None:
+def test_a_listing_without_end_next_page_or_commit(server: Server, endpoint: str) -> None:
     script = server.play(pages("http://169.254.169.254/?recursive=true&cursor=1"))
     with pytest.raises(LimitExceededError, match="100 pages"):
         blobstore.plan_import(open_hub(endpoint))
@@ -303,9 +295,7 @@ def test_a_listing_without_an_end_a_valid_next_page_or_a_commit(
             blobstore.plan_import(open_hub(endpoint))
 
 
-def test_a_mirror_without_the_api_is_a_web_folder(
-    server: Server, endpoint: str, checkpoint: Path
-) -> None:
+def test_a_mirror_without_api_is_a_folder(server: Server, endpoint: str, checkpoint: Path) -> None:
     mirrored = {
         f"org/name/resolve/main/{name[5:]}": data for name, data in table(checkpoint).items()
     }

@@ -78,9 +78,7 @@ def test_what_is_refused(lower: Store, upper: Store) -> None:
     assert files_below(lower.root) == before
 
 
-def test_the_first_of_several_wins_and_damage_above_is_passed_by(
-    lower: Store, upper: Store, tmp_path: Path
-) -> None:
+def test_the_first_wins_and_damage_is_passed_by(lower: Store, upper: Store, tmp_path: Path) -> None:
     third = Store(tmp_path / "third")
     commit(third, "m", b"five")
     assert blobs_of(LayeredStore(upper, [third, lower]), "m") == [b"five"]

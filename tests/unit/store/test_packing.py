@@ -174,9 +174,7 @@ def test_one_packs_at_a_time(one: Store) -> None:
             prune(other, grace_s=0, sole_owner=True)
 
 
-def test_an_import_meanwhile_is_not_overwritten(
-    one: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_import_meanwhile_is_kept(one: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     """Another process gives the name a new model while the old one is packed."""
     other = open_store(one.root)
     meanwhile(
@@ -215,9 +213,7 @@ def test_damage_is_found_and_never_unpacked(one: Store) -> None:
     assert one.is_packed("m")
 
 
-def test_a_damaged_packed_file_does_not_take_the_place_of_whole_blobs(
-    one: Store, tmp_path: Path
-) -> None:
+def test_a_damaged_packed_file_does_not_replace_whole_blobs(one: Store, tmp_path: Path) -> None:
     """The large blob is packed for another model already, and its file was damaged since."""
     commit_model(one, "other", LARGE)
     pack(one, "other")

@@ -74,9 +74,7 @@ def test_what_is_no_longer_true_is_dropped(store: Store) -> None:
     assert blob["digest"] == str(Digest.of(b"damaged"))
 
 
-def test_a_model_that_is_replaced_while_it_is_measured_gets_no_result(
-    store: Store, source: Path
-) -> None:
+def test_a_model_replaced_while_it_is_measured_gets_no_result(store: Store, source: Path) -> None:
     measured = store.manifest("m").digest
     found = blobstore.measure_quality("m", source, store=store)
     blobstore.import_model(source, "m", store=store, quant="int4")
@@ -94,7 +92,7 @@ def test_a_model_that_is_replaced_while_it_is_measured_gets_no_result(
         (lambda text: text.replace(b'"measured":"', b'"measured":"x', 1), "Invalid isoformat"),
     ],
 )
-def test_a_damaged_record_is_an_error(
+def test_a_damaged_record(
     store: Store, source: Path, change: Callable[[bytes], bytes], says: str
 ) -> None:
     quality(source, "--store", store.root)
@@ -107,9 +105,7 @@ def test_a_damaged_record_is_an_error(
     assert caught.value.hint == "Run quality again: it is replaced."
 
 
-def test_a_lower_store_keeps_no_result_and_its_results_are_read(
-    store: Store, source: Path, tmp_path: Path
-) -> None:
+def test_results_of_a_lower_store_are_read(store: Store, source: Path, tmp_path: Path) -> None:
     upper, digest = tmp_path / "upper", store.manifest("m").digest
     upper.mkdir()
     quality(source, "--store", upper, "--lower", store.root)

@@ -96,9 +96,7 @@ def test_errors_are_documents(client: Client) -> None:
         assert says in reply.json["error"]
 
 
-def test_an_unexpected_error_is_a_document_without_details(
-    store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_unexpected_error_has_no_details(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     def fails() -> None:
         raise RuntimeError("secret")
 
@@ -186,9 +184,7 @@ def test_a_store_that_is_gone_is_an_error(store: Store, client: Client) -> None:
     assert client.get("/").status == 200
 
 
-def test_errors_name_files_without_the_folder_of_the_store(
-    store: Store, model: str, client: Client
-) -> None:
+def test_errors_name_files_without_the_folder(store: Store, model: str, client: Client) -> None:
     layer = store.manifest("small:int4").tensor_layers[0]
     path = store.root / "blobs" / layer.digest.file_name
     path.unlink()

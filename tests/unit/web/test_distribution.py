@@ -74,9 +74,7 @@ def blob(data: bytes = WEIGHTS) -> str:
 @pytest.mark.parametrize(
     ("reference", "fields"), [("int4", {}), ("INT4", DOCKER), ("digest", {"accept": "*/*"})]
 )
-def test_a_manifest_is_the_models_own(
-    app: Any, manifest: Manifest, reference: str, fields: dict[str, str]
-) -> None:
+def test_its_manifest(app: Any, manifest: Manifest, reference: str, fields: dict[str, str]) -> None:
     target = f"{REPOSITORY}/manifests/{reference.replace('digest', str(manifest.digest))}"
     answered, head = (ask(app, target, method, fields) for method in ("GET", "HEAD"))
     assert answered.body == manifest.raw

@@ -107,9 +107,7 @@ def test_requests_follow_in_one_connection_and_a_body_is_not_waited_for(app: Any
 
 
 @pytest.mark.parametrize("log", [True, False])
-def test_requests_are_logged_if_asked(
-    app: Any, capsys: pytest.CaptureFixture[str], *, log: bool
-) -> None:
+def test_requests_are_logged(app: Any, capsys: pytest.CaptureFixture[str], *, log: bool) -> None:
     def talk(port: int) -> None:
         with connected(port) as client:
             client.sendall(GET % b"/nothing%0A")

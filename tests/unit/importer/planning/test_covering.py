@@ -40,8 +40,6 @@ def test_floats_are_stored_and_stacked_experts_derived(tmp_path: Path) -> None:
         (["model.visual.layers.2.x"], {"num_hidden_layers": 2}, 0),
     ],
 )
-def test_heads_for_more_tokens_are_counted(
-    tmp_path: Path, names: list[str], config: dict[str, Any], count: int
-) -> None:
+def test_more_heads(tmp_path: Path, names: list[str], config: dict[str, Any], count: int) -> None:
     tensors = {f"{name}.weight": normal(name, 4, 64) for name in names}
     assert coverage(tmp_path, tensors, config).heads == ({MTP_HEADS: count} if count else {})

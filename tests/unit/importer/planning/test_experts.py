@@ -60,9 +60,7 @@ def test_near_misses_belong_to_no_group(name: str) -> None:
         (("0.up.weight", "01.up.weight"), "01.up.weight"),
     ],
 )
-def test_the_expert_that_is_missing_or_badly_numbered_is_named(
-    present: tuple[str, ...], named: str
-) -> None:
+def test_a_missing_or_misnumbered_expert_is_named(present: tuple[str, ...], named: str) -> None:
     with pytest.raises(UnsupportedSourceError) as caught:
         projections(GROUP, map(tensor, present))
     assert caught.value.tensor == f"{GROUP}.{named}"

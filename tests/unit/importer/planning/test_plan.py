@@ -60,9 +60,7 @@ def test_packed_group_is_left_alone_when_one_weight_does_not_fit() -> None:
         (["alpha"], f"{EXPERTS}.alpha"),  # Ollama calls a blob's only tensor by the layer's name
     ],
 )
-def test_what_stays_unquantized_in_a_packed_group_has_a_blob_of_its_own(
-    extras: list[str], name: str
-) -> None:
+def test_what_stays_unquantized_in_a_group_has_its_own_blob(extras: list[str], name: str) -> None:
     tensors = expert_tensors() + [source_tensor(f"{EXPERTS}.{extra}", 64) for extra in extras]
     plan = plan_of(tensors, quant="nvfp4")
     assert names_of(plan) == [EXPERTS, name]
@@ -73,9 +71,7 @@ def test_what_stays_unquantized_in_a_packed_group_has_a_blob_of_its_own(
 
 
 @pytest.mark.parametrize(("quant", "together"), [("none", True), ("int8", True), ("int4", False)])
-def test_stacked_projections_share_a_blob_when_they_have_one_type(
-    quant: str, together: bool
-) -> None:
+def test_stacked_projections_of_one_type_share_a_blob(quant: str, together: bool) -> None:
     plan = plan_of(expert_tensors(11), quant=quant, profile="ollama")
     stems = ("down_proj", "gate_proj", "up_proj")
     names = [f"{EXPERTS}.{stem}.weight" for stem in stems]

@@ -115,9 +115,7 @@ def test_the_largest_kept_tensors_are_named_with_their_reasons() -> None:
         ("Qwen3MoeForCausalLM", None, "packed", None),
     ],
 )
-def test_the_form_of_experts(
-    architecture: str, asked: str | None, form: str, words: str | None
-) -> None:
+def test_stacks(architecture: str, asked: str | None, form: str, words: str | None) -> None:
     plan = plan_of(expert_tensors(), {"architecture": architecture}, experts=asked)
     assert len(list(plan.tensors)) == (3 if form == "stacked" else 6)
     assert f'"experts":"{form}"' in plan.documents["blobstore.json"].decode()

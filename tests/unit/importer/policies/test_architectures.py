@@ -62,9 +62,7 @@ def test_the_architectures_of_ollamas_registry_have_policies_of_their_own() -> N
         (1, [0]),
     ],
 )
-def test_first_and_last_layers_and_every_third_have_more_bits(
-    layers: int, wanted: list[int]
-) -> None:
+def test_first_last_and_every_third_layer_have_more_bits(layers: int, wanted: list[int]) -> None:
     for architecture in (GEMMA4, COHERE2, GLIMMER):
         policy = policy_of(architecture, "nvfp4", num_hidden_layers=layers)
         assert promoted(policy, layers) == wanted
@@ -79,9 +77,7 @@ def test_first_and_last_layers_and_every_third_have_more_bits(
         (LAGUNA, "mlp_only_layers", [0, "1"]),
     ],
 )
-def test_odd_numbers_and_kinds_of_layers_are_refused(
-    architecture: str, key: str, value: object
-) -> None:
+def test_odd_numbers_and_kinds_of_layers(architecture: str, key: str, value: object) -> None:
     config: dict[str, Any] = {key: value}
     with pytest.raises(DocumentError, match=key) as caught:
         policy_of(architecture, "nvfp4", **config)
@@ -145,9 +141,7 @@ def test_laguna(config: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("architecture", ["LlamaForCausalLM", LAGUNA, NEMOTRON])
-def test_a_draft_gives_embedding_and_head_the_asked_type_and_the_rest_its_architectures(
-    architecture: str,
-) -> None:
+def test_a_draft_gives_embedding_and_head_the_asked_type(architecture: str) -> None:
     draft = policy_of(architecture, "int8", draft=True, num_hidden_layers=8)
     own = policy_of(architecture, "int8", num_hidden_layers=8)
     for name in ("model.embed_tokens.weight", "lm_head.weight"):

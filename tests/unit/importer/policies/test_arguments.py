@@ -51,7 +51,7 @@ def test_options_that_are_wrong_use(source: Path, options: dict[str, Any], names
         ({UP: np.ones((1, 64), np.float32)}, "[1, 64]"),
     ],
 )
-def test_importance_that_does_not_fit(
+def test_wrong_importance(
     source: Path, tmp_path: Path, vectors: dict[str, Any], names: str
 ) -> None:
     file = tmp_path / "importance.safetensors"

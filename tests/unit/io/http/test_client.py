@@ -53,9 +53,7 @@ def test_what_a_request_says(server: Server, remote: Remote) -> None:
     }
 
 
-def test_the_environment_is_ignored(
-    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_environment(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / ".netrc").write_text("machine 127.0.0.1 login a password b\n")
     (tmp_path / ".netrc").chmod(0o600)
     for name, value in {
@@ -124,9 +122,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_a_reply_that_others_could_read_otherwise_is_refused(
-    name: str, server: Server, remote: Remote
-) -> None:
+def test_an_ambiguous_reply_is_refused(name: str, server: Server, remote: Remote) -> None:
     script = server.play([REFUSED[name]])
     assert failure(remote, server.url).rule == "R1"
     assert len(script.asked) == 1
@@ -157,9 +153,7 @@ def test_a_document_is_read_up_to_its_limit(server: Server, remote: Remote) -> N
         whole().replace(b"HTTP/1.1", b"HTTP/1.0"),
     ],
 )
-def test_bytes_after_a_reply_never_answer_the_next_request(
-    first: bytes, server: Server, remote: Remote
-) -> None:
+def test_bytes_after_a_reply_answer_nothing(first: bytes, server: Server, remote: Remote) -> None:
     script = server.play(one_after_another([first, KEEP_ALIVE], reply(200, body=b"right")))
     with suppress(BlobStoreError):
         get(remote, server.url)
@@ -167,9 +161,7 @@ def test_bytes_after_a_reply_never_answer_the_next_request(
     assert script.connections == 2
 
 
-def test_a_body_without_a_length_ends_as_its_protocol_has_it(
-    server: Server, remote: Remote
-) -> None:
+def test_a_body_without_a_length_ends_as_its_protocol_says(server: Server, remote: Remote) -> None:
     """An end of TCP within TLS can be anybody's (RFC 9112 section 9.8)."""
     body = b"HTTP/1.1 200 OK\r\n\r\nabc"
     server.play([body])
@@ -207,9 +199,7 @@ def test_any_other_failure_is_final(status: int, server: Server, remote: Remote)
 
 
 @pytest.mark.parametrize("begin", [b"", b"HTTP/1.1 200 OK\r\nX: y\r\n"])
-def test_a_connection_that_breaks_before_an_answer_is_tried_again(
-    begin: bytes, server: Server, remote: Remote
-) -> None:
+def test_a_broken_connection_is_tried_again(begin: bytes, server: Server, remote: Remote) -> None:
     script = server.play(one_after_another([begin] if begin else [], reply(200, body=b"x")))
     assert get(remote, server.url) == b"x"
     assert len(script.asked) == 2

@@ -53,9 +53,7 @@ ENDLESS: dict[str, Answer] = {
 
 
 @pytest.mark.parametrize("name", ENDLESS)
-def test_an_endless_answer_is_read_to_the_end_of_the_header(
-    name: str, server: Server, remote: Remote
-) -> None:
+def test_an_endless_answer_is_read_in_part(name: str, server: Server, remote: Remote) -> None:
     script = server.play(ENDLESS[name])
     limits = remote.limits(0)
     with suppress(BlobStoreError):

@@ -99,9 +99,7 @@ def test_what_goes_wrong_at_a_proxy() -> None:
         ("http://other.test/", "answers 403"),
     ],
 )
-def test_a_public_server_redirects_into_no_private_network(
-    there: str, reason: str, server: Server
-) -> None:
+def test_public_redirects_to_nothing_private(there: str, reason: str, server: Server) -> None:
     server.play(redirect(there))
     with web_proxy({"files.test": server.port}) as proxy, through(proxy, "") as client:
         assert reason in str(failure(client, "http://files.test/"))

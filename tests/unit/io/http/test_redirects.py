@@ -50,9 +50,7 @@ def test_five_redirects_are_followed_and_six_are_not(server: Server, remote: Rem
 
 
 @pytest.mark.parametrize("lines", [[], ["Location: /a", "Location: /b"], ["Location: ftp://h/"]])
-def test_a_redirect_without_a_usable_location_is_refused(
-    lines: list[str], server: Server, remote: Remote
-) -> None:
+def test_a_redirect_without_a_location(lines: list[str], server: Server, remote: Remote) -> None:
     server.play(reply(302, *lines))
     assert refusal(lambda: get(remote, server.url)).rule in ("R1", "R2")
 
@@ -166,9 +164,7 @@ def test_what_was_public_stays_public() -> None:
     assert redirect_target(target, "/c", from_public=False).public_only
 
 
-def test_a_name_that_resolves_to_something_else_a_moment_later(
-    server: Server, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_name_that_moves_a_moment_later(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     """DNS rebinding: a name is looked up once a connection, and the checked address is used."""
     script = server.play(redirect(f"http://rebinding.test:{server.port}/x"))
     table = {"rebinding.test": ["127.0.0.1", "127.0.0.2"]}

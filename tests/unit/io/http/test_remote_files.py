@@ -188,9 +188,7 @@ def a_206(begin: int, *fields: str, size: int = len(DATA), length: int = 10) -> 
         (a_206(0, ETAG, size=len(DATA) + 1), CorruptDataError),
     ],
 )
-def test_a_wrong_reply_is_a_typed_error(
-    server: Server, client: Remote, answer: list[bytes], kind: type
-) -> None:
+def test_a_wrong_reply(server: Server, client: Remote, answer: list[bytes], kind: type) -> None:
     script = server.play(answer)
     assert type(refusal(lambda: filled(opened(client, server.url), 0, 10))) is kind
     assert len(script.asked) <= 6
@@ -212,7 +210,7 @@ def test_a_connection_is_used_again_after_exactly_a_body(server: Server, client:
         assert script.connections == expected
 
 
-def test_a_signed_address_is_used_until_it_expires(
+def test_a_signed_address_is_used_again(
     server: Server, other_server: Server, client: Remote
 ) -> None:
     """Files lie on another server, at addresses that are good for 24 requests."""

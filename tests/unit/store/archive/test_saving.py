@@ -50,9 +50,7 @@ def test_the_files_of_an_archive(tmp_path: Path, store: MemoryStore) -> None:
 
 
 @pytest.mark.parametrize("name", ["a.tar", "a.tar.zst"])
-def test_a_pipe_has_the_bytes_of_a_file_whatever_the_threads(
-    tmp_path: Path, store: MemoryStore, name: str
-) -> None:
+def test_a_pipe_has_the_bytes_of_a_file(tmp_path: Path, store: MemoryStore, name: str) -> None:
     reading, writing = os.pipe()
 
     def save() -> None:

@@ -82,7 +82,7 @@ def test_two_spellings_of_a_name() -> None:
         (b" " * 1001, LimitExceededError),
     ],
 )
-def test_a_manifest_that_is_not_one(
+def test_no_manifest(
     raw: bytes, error: type[BlobStoreError], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(objects, "MAX_MANIFEST", 1000)

@@ -98,9 +98,7 @@ def test_a_clean_up_waits_for_a_session_that_was_there_before_it() -> None:
     assert blobs_of(store, "m") == [b"one"]
 
 
-def test_a_session_waits_for_a_clean_up_that_was_there_before_it(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_session_waits_for_an_earlier_clean_up(monkeypatch: pytest.MonkeyPatch) -> None:
     """It begins when the clean-up is about to remove a blob, which it then writes again."""
     store = with_unneeded(BucketStore(HookedBucket()), b"one")
     other = HookedBucket(same(store).bucket)
@@ -150,9 +148,7 @@ def test_a_lease_that_can_not_be_read_counts(store: BucketStore, raw: bytes) -> 
 
 
 @pytest.mark.parametrize("raw", [b"{}", b"\xff"])
-def test_a_state_that_can_not_be_read_stops_sessions_and_clean_ups(
-    store: BucketStore, raw: bytes
-) -> None:
+def test_an_unreadable_state_stops_sessions_and_clean_ups(store: BucketStore, raw: bytes) -> None:
     store.bucket.put(SWEEP, raw)
     with pytest.raises(BusyError, match="state of a prune"):
         prune_all(store)

@@ -90,9 +90,7 @@ def test_models_that_ollama_removed_are_no_alarm(store: Store) -> None:
     assert prune_all(store).forgotten == ()
 
 
-def test_blobs_on_a_disk_that_is_not_mounted(
-    store: Store, snapshot: Snapshot, tmp_path: Path
-) -> None:
+def test_blobs_on_an_unmounted_disk(store: Store, snapshot: Snapshot, tmp_path: Path) -> None:
     """Blobs of imports are still known when they return, and the trash is not emptied."""
     source = write_checkpoint(tmp_path / "source", small_tensors())
     blobstore.import_model(source, "m", store=store)

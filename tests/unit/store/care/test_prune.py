@@ -47,9 +47,7 @@ def test_what_no_manifest_names_goes_to_the_trash_and_comes_back(store: Store) -
     assert not list(store.root.glob(".blobstore/trash/*"))
 
 
-def test_the_next_prune_empties_the_trash_whether_it_takes_anything_or_not(
-    store: Store, snapshot: Snapshot
-) -> None:
+def test_the_next_prune_empties_the_trash_in_any_case(store: Store, snapshot: Snapshot) -> None:
     commit_model(store, "m", b"one")
     aged(store, b"first")
     assert prune(store).freed == 0
@@ -145,9 +143,7 @@ def test_a_prune_that_was_killed_half_way_can_be_undone_or_repeated(store: Store
     assert len(list(store.root.glob(".blobstore/trash/*"))) == 1
 
 
-def test_manifests_on_a_disk_that_is_not_there_are_not_taken_for_none(
-    store: Store, tmp_path: Path
-) -> None:
+def test_manifests_on_a_missing_disk_are_not_taken_for_none(store: Store, tmp_path: Path) -> None:
     commit_model(store, "m", b"one")
     (store.root / "manifests").rename(tmp_path / "disk")
     (store.root / "manifests").symlink_to(tmp_path / "disk")

@@ -59,9 +59,7 @@ def test_a_bit_that_flipped(model: Store, at: int) -> None:
     assert only(verify(model)) == (MISMATCH, [], [])
 
 
-def test_a_header_or_companions_that_are_wrong_although_the_bytes_are_the_digests(
-    store: Store,
-) -> None:
+def test_a_wrong_header_or_companions_under_the_right_digest(store: Store) -> None:
     arrays, metadata = stored_arrays("w", normal("w", 4, 128), "int4")
     del arrays["w.scale"]
     bad = safetensors_bytes(arrays, metadata)
@@ -80,7 +78,7 @@ def test_a_header_or_companions_that_are_wrong_although_the_bytes_are_the_digest
         ({}, "the type of 'w' can't be inferred"),
     ],
 )
-def test_a_type_that_metadata_do_not_name_is_odd(
+def test_a_type_without_metadata_is_odd(
     store: Store, metadata: dict[str, str], reason: str
 ) -> None:
     """As in fixtures/ollama-records: the head of d_mlx_mixed_4_8, and d_mlx_int4."""
@@ -104,9 +102,7 @@ def test_a_type_that_metadata_do_not_name_is_odd(
         (lambda raw: raw.replace(b"\n", b" "), "from what was written"),
     ],
 )
-def test_a_manifest_that_is_damaged(
-    store: Store, change: Callable[[bytes], bytes], says: str
-) -> None:
+def test_a_damaged_manifest(store: Store, change: Callable[[bytes], bytes], says: str) -> None:
     commit_model(store, "m", A)
     path = manifest_path(store, "m")
     path.write_bytes(change(path.read_bytes()))

@@ -29,9 +29,7 @@ def test_cp_and_mv_reuse_a_spelling(store: Store) -> None:
     assert sorted(names(store)) == ["Qwen:Int4", "Qwen:New", "Team/Other:latest"]
 
 
-def test_mv_does_not_replace_another_model_in_another_case(
-    store: Store, snapshot: Snapshot
-) -> None:
+def test_mv_replaces_no_model_in_another_case(store: Store, snapshot: Snapshot) -> None:
     commit_model(store, "m", b"one")
     commit_model(store, "n", b"two")
     before = snapshot(store)
@@ -43,9 +41,7 @@ def test_mv_does_not_replace_another_model_in_another_case(
 
 
 @pytest.mark.parametrize("act", [Store.copy, Store.move])
-def test_a_model_is_not_its_own_copy(
-    store: Store, snapshot: Snapshot, act: Callable[..., object]
-) -> None:
+def test_no_copy_of_itself(store: Store, snapshot: Snapshot, act: Callable[..., object]) -> None:
     commit_model(store, "m", b"one")
     before = snapshot(store)
     with pytest.raises(UsageError, match="only in case"):
@@ -55,9 +51,7 @@ def test_a_model_is_not_its_own_copy(
     assert names(store) == ["m:latest"]
 
 
-def test_of_two_spellings_the_exact_one_counts_and_no_other(
-    store: Store, snapshot: Snapshot
-) -> None:
+def test_of_two_spellings_the_exact_one_counts(store: Store, snapshot: Snapshot) -> None:
     for name in ("Qwen", "qwen"):
         link_by_hand(store, name, {"x": name.encode()})
     assert str(store.find("qwen")) == "qwen:latest"

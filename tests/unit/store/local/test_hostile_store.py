@@ -92,9 +92,7 @@ def test_a_manifest_that_is_no_regular_file(filled: Store, make: Callable[[Path]
     assert [name for name, found in filled.models() if isinstance(found, Manifest)] == []
 
 
-def test_a_linked_manifest_is_replaced_and_what_it_points_to_stays(
-    filled: Store, tmp_path: Path
-) -> None:
+def test_a_linked_manifest_is_replaced_and_its_target_stays(filled: Store, tmp_path: Path) -> None:
     outside = tmp_path / "outside"
     outside.write_bytes(b"mine")
     manifest_path(filled, "m").unlink()
@@ -120,7 +118,7 @@ def test_a_linked_folder_of_manifests_is_refused(filled: Store, tmp_path: Path) 
     assert [path for path in outside.rglob("*") if path.is_file()] == [outside / "m" / "latest"]
 
 
-def test_a_clean_up_of_a_network_file_system_needs_a_sole_owner(
+def test_a_network_clean_up_needs_a_sole_owner(
     filled: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """This file system is taken for a remote one: there is no server here."""
@@ -150,9 +148,7 @@ def test_files_are_written_with_the_users_umask(store: Store, mask: int) -> None
     assert verify(store).odd == ()
 
 
-def test_blobs_on_another_disk_that_an_old_ollama_named_with_a_colon(
-    filled: Store, tmp_path: Path
-) -> None:
+def test_blobs_on_another_disk_named_by_an_old_ollama(filled: Store, tmp_path: Path) -> None:
     for path in list(filled.blobs.path.iterdir()):
         path.rename(path.with_name(path.name.replace("-", ":")))
     (filled.root / "blobs").rename(tmp_path / "elsewhere")

@@ -23,9 +23,7 @@ FIRST, SECOND, OTHER = (
 )
 
 
-def test_blobs_are_not_removed_while_a_model_is_opened(
-    store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_blobs_stay_while_a_model_is_opened(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     commit_model(store, "m", FIRST, SECOND)
     other = open_store(store.root, wait_s=0)
     removals: list[Removal] = []

@@ -103,9 +103,7 @@ def test_what_a_living_import_has_is_never_touched(store: Store, parent: Path) -
     assert names(parent) == []
 
 
-def test_links_and_files_beside_the_folders_are_not_followed(
-    store: Store, parent: Path, tmp_path: Path
-) -> None:
+def test_links_and_files_beside_are_ignored(store: Store, parent: Path, tmp_path: Path) -> None:
     outside = leave(tmp_path, "outside", age_s=2 * DAY_S)
     parent.mkdir(parents=True)
     (parent / "1-link").symlink_to(outside)
@@ -130,9 +128,7 @@ def test_an_ingest_that_is_interrupted_keeps_what_is_finished(store: Store, pare
     assert names(parent) == []
 
 
-def test_what_was_not_durable_is_hashed_whatever_its_stamp_says(
-    store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_was_not_durable_is_hashed(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     """A lost write may leave a file's name, size and times over other bytes until a sync."""
     monkeypatch.setattr(session_module, "syncs_whole", lambda _fd: True)
     left = interrupted(store)

@@ -109,9 +109,7 @@ DAMAGES = [
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
-def test_nothing_goes_while_one_can_not_be_read(
-    store: Store, damage: Callable[[Store], object]
-) -> None:
+def test_nothing_goes_while_one_is_unread(store: Store, damage: Callable[[Store], object]) -> None:
     commit_model(store, "m", b"mine")
     layer_by_hand(store, "", b"orphan")
     damage(store)

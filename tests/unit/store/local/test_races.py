@@ -29,9 +29,7 @@ def in_mid_commit(monkeypatch: pytest.MonkeyPatch, store: Store, act: Callable[[
     meanwhile(monkeypatch, "open", store.root / "blobs", act)
 
 
-def test_a_sibling_removed_in_mid_commit_takes_nothing_along(
-    store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_sibling_is_removed_in_mid_commit(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     commit_model(store, "x:old", b"old")
     other = open_store(store.root, wait_s=0)
     in_mid_commit(monkeypatch, store, lambda: other.remove("x:old"))
@@ -39,9 +37,7 @@ def test_a_sibling_removed_in_mid_commit_takes_nothing_along(
     assert sizes(store) == {"x:new": 3}
 
 
-def test_an_empty_folder_that_ollama_removes_in_mid_commit(
-    store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_folder_is_removed_in_mid_commit(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = store.root / "manifests/registry.ollama.ai/library/x"
     removed: list[Path] = []
 
@@ -55,9 +51,7 @@ def test_an_empty_folder_that_ollama_removes_in_mid_commit(
     assert sizes(store) == {"x:new": 3}
 
 
-def test_a_model_that_is_replaced_while_it_is_moved_is_not_removed(
-    store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_replaced_model_is_not_removed(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     commit_model(store, "x:old", b"old")
     in_mid_commit(monkeypatch, store, lambda: commit_model(store, "x:old", b"newer"))
     store.move("x:old", "x:new")
@@ -82,7 +76,7 @@ def test_names_change_one_after_the_other(
     change(store)
 
 
-def test_a_blob_that_is_replaced_while_it_is_opened_is_there(
+def test_a_blob_is_replaced_while_it_is_opened(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """On FUSE a name is looked up, then its target is opened, which was just replaced."""

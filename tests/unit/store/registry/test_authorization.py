@@ -203,9 +203,7 @@ def test_replies_that_are_not_tokens(rig: Rig, reply: Any) -> None:
 
 
 @pytest.mark.parametrize(("expires_in", "expires"), [(None, True), (-1, True), (10**40, False)])
-def test_when_a_token_is_replaced(
-    rig: Rig, clock: Clock, expires_in: int | None, expires: bool
-) -> None:
+def test_a_token_in_time(rig: Rig, clock: Clock, expires_in: int | None, expires: bool) -> None:
     """As docker: after 60 s if it does not say when, and never before."""
     rig.tokens.expires_in = expires_in
     rig.tokens.change = lambda one: {**one, "access_token": one["token"], "token": ""}

@@ -67,7 +67,7 @@ PODMAN = ["h/a/b/c", "h/a/b", "h/a", "h"]
         (["ghcr.io.evil.example", "https://ghcr.io@evil.example/"], "ghcr.io", "", None),
     ],
 )
-def test_which_key_is_found(
+def test_found(
     file: Credentials, keys: list[str], host: str, repository: str, index: int | None
 ) -> None:
     auths = {key: {"auth": auth(f"user{at}")} for at, key in enumerate(keys)}
@@ -86,9 +86,7 @@ def test_which_key_is_found(
         ({"auth": None, "email": ""}, None),
     ],
 )
-def test_what_an_entry_says(
-    file: Credentials, entry: dict[str, Any], expected: Login | None
-) -> None:
+def test_an_entry(file: Credentials, entry: dict[str, Any], expected: Login | None) -> None:
     write(file, {"auths": {"h": entry, "damaged": 1}})
     assert file.find("h") == expected
 
@@ -180,9 +178,7 @@ def test_a_link_to_the_file_stays(tmp_path: Path) -> None:
     assert written["auths"] == {host: {"auth": auth("bob")} for host in "hi"}
 
 
-def test_a_failed_write_leaves_the_old_file(
-    file: Credentials, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_failed_write_changes_nothing(file: Credentials, monkeypatch: pytest.MonkeyPatch) -> None:
     write(file, {"x": 1})
 
     def fail(*_: object) -> None:

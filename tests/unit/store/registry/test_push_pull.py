@@ -77,9 +77,7 @@ def test_a_model_comes_back_and_a_second_push_sends_its_manifest_only(
     assert "POST" not in methods
 
 
-def test_blobs_are_mounted_from_where_they_were_pushed_or_pulled(
-    store: Store, host: str, tmp_path: Path
-) -> None:
+def test_blobs_are_mounted_from_where_they_were(store: Store, host: str, tmp_path: Path) -> None:
     push("m", store, to=f"{host}/ns/m:a")
     assert push("m", Store(store.root), to=f"{host}/other/n:a").there.blobs == 3
     other = Store(tmp_path / "other")
@@ -111,7 +109,7 @@ def test_a_manifest_that_is_asked_for_by_digest(store: Store, host: str, tmp_pat
         push("m", store, to=f"{host}/n/m@{first}")
 
 
-def test_a_blob_of_another_size_is_refused(
+def test_another_size(
     store: Store, host: str, home: RegistryStore, registry: SmallRegistry
 ) -> None:
     """Also if the session knows the blob, or has just found it in the repository."""
@@ -163,7 +161,7 @@ def test_a_manifest_that_is_too_large_is_refused_before_any_blob(
 
 
 @pytest.mark.parametrize("status", [401, 404])
-def test_a_blob_that_may_not_be_mounted_is_sent(
+def test_an_unmounted_blob_is_sent(
     status: int, store: Store, host: str, registry: SmallRegistry
 ) -> None:
     push("m", store, to=f"{host}/ns/m:a")

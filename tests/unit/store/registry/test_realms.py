@@ -53,9 +53,7 @@ def test_realms_that_get_credentials(realm: str, registry: str, public_only: boo
         ("https://auth.example.org:444/token", "https://registry.example.com"),
     ],
 )
-def test_other_hosts_are_asked_without_credentials_at_public_addresses_only(
-    realm: str, registry: str
-) -> None:
+def test_other_hosts_get_no_credentials_and_are_public(realm: str, registry: str) -> None:
     error = refusal(lambda: target(realm, registry))
     assert isinstance(error, AuthenticationError)
     assert (error.rule, error.path) == ("R3", f"{registry}/v2/")

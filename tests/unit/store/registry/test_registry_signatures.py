@@ -56,7 +56,7 @@ def layers_in(registry: SmallRegistry, digest: Digest) -> list[dict[str, Any]]:
     return found
 
 
-def test_they_lie_where_cosign_looks(
+def test_cosign_finds_them(
     home: RegistryStore, registry: SmallRegistry, source: MemoryStore
 ) -> None:
     tags: list[str] = []
@@ -136,7 +136,7 @@ def test_manifests_of_a_hostile_server(
     assert lenient.manifests.names() == [NAME]
 
 
-def test_the_signatures_of_another_model(
+def test_anothers_signatures(
     home: RegistryStore, registry: SmallRegistry, source: MemoryStore
 ) -> None:
     """A registry that serves one signed model's signatures under another's tag gains nothing."""
@@ -149,9 +149,7 @@ def test_the_signatures_of_another_model(
         transfer(str(other), home, MemoryStore(), policy=POLICY)
 
 
-def test_a_registry_that_refuses_the_tag(
-    home: RegistryStore, registry: SmallRegistry, source: MemoryStore
-) -> None:
+def test_the_refused_tag(home: RegistryStore, registry: SmallRegistry, source: MemoryStore) -> None:
     transfer(str(NAME), source, home)
 
     def refused(asked: Asked) -> Iterable[bytes] | None:
