@@ -60,10 +60,7 @@ def store(tmp_path: Path) -> Store:
 
 @pytest.fixture
 def snapshot() -> Callable[[Store], Snapshot]:
-    """A function that returns the hash of every file of a store by path.
-
-    The lock and the journal are left out: they hold nothing that can be seen.
-    """
+    """A function that returns the hashes of a store's files, without the lock and the journal."""
 
     def take(store: Store) -> Snapshot:
         found = {
@@ -91,10 +88,7 @@ class _Messages(logging.Handler):
 
 @pytest.fixture
 def logged() -> Iterator[list[str]]:
-    """The messages that blobstore has logged in this test.
-
-    Pytest's own plugin costs every test time, and is off.
-    """
+    """The messages that blobstore has logged in this test; pytest's own plugin is slow, and off."""
     handler, logger = _Messages(), logging.getLogger("blobstore")
     logger.addHandler(handler)
     level = logger.level

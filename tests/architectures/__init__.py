@@ -1,4 +1,1 @@
-"""Tiny checkpoints of many architectures, imported and compared with mlx-lm.
-
-Run it with ``python tests/architectures``.
-"""
+"""Tiny checkpoints of many architectures, compared with mlx-lm: ``python tests/architectures``."""

@@ -22,10 +22,7 @@ PAGES = Path(__file__).parents[2] / "docs" / "reference"
 
 
 def main() -> int:
-    """Make rows, and write the page of all rows.
-
-    Return 1 if a row is neither right nor refused.
-    """
+    """Make rows, and write the page of all rows; return 1 if one is neither right nor refused."""
     parser = argparse.ArgumentParser(prog="python tests/architectures", description=__doc__)
     parser.add_argument("--only", default="*", metavar="GLOB", help="these; no page is written")
     parser.add_argument("--jobs", type=int, default=2, help="rows at a time (2)")

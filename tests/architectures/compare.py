@@ -74,10 +74,7 @@ def source_network(folder: Path) -> Any:
 
 
 def compare(folder: Path, quant: str | None, source: Any) -> Outcome:
-    """Return the outcome of importing the checkpoint in ``folder`` as ``quant``.
-
-    ``source`` is mlx-lm's network, or the reason why mlx-lm has none.
-    """
+    """Return the outcome of an import; ``source``: mlx-lm's network, or the reason for none."""
     if isinstance(source, str):
         return Outcome(verdict=Verdict.NOT_COMPARED, reason=f"mlx-lm: {source}")
     try:
@@ -194,10 +191,7 @@ def _dequantized(module: Any) -> Any:
 
 
 def _difference(path: str, held: _Value, meant: _Value, stored_bits: int | None) -> str | None:
-    """Return what is wrong with a value.
-
-    None if it is equal, "" if it is as close as its bits allow.
-    """
+    """Return what is wrong with a value: None if equal, "" if as close as its bits allow."""
     import mlx.core as mx
 
     if held.array.shape != meant.array.shape:
@@ -215,10 +209,7 @@ def _difference(path: str, held: _Value, meant: _Value, stored_bits: int | None)
 
 
 def logits_of(network: Any) -> Any:
-    """Return a network's logits, computed in float32.
-
-    On a CPU, MLX multiplies experts in no other type (0.32.4).
-    """
+    """Return a network's logits in float32: MLX on a CPU multiplies experts in no other type."""
     import mlx.core as mx
 
     network.set_dtype(mx.float32)

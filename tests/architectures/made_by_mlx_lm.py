@@ -107,10 +107,7 @@ def shaped(pattern: str, shape: Sequence[int]) -> Undo:
 def unstacked(
     module: str = "switch_mlp", published: str = "experts", names: Json | None = None
 ) -> Undo:
-    """Return a function that unstacks experts.
-
-    ``L.switch_mlp.P.weight`` becomes ``L.experts.E.P.weight``; P may be renamed.
-    """
+    """Return what turns ``L.switch_mlp.P.weight`` into ``L.experts.E.P.weight``; P may change."""
     pattern = re.compile(rf"(.+)\.{re.escape(module)}\.(\w+)\.(weight|bias)")
 
     def undo(weights: Weights, _: Json) -> Weights:
@@ -156,10 +153,7 @@ def convolutions(weights: Weights, _: Json) -> Weights:
 
 
 def joined(parts: Sequence[str], whole: str, axis: int = 0, weight: str = ".weight") -> Undo:
-    """Return a function that joins modules of a parent along ``axis``.
-
-    ``P.q.weight`` and ``P.k.weight`` become ``P.qk`` + ``weight``.
-    """
+    """Return what joins ``P.q.weight`` and ``P.k.weight`` along ``axis``: ``P.qk`` + ``weight``."""
     import mlx.core as mx
 
     def undo(weights: Weights, _: Json) -> Weights:
@@ -174,10 +168,7 @@ def joined(parts: Sequence[str], whole: str, axis: int = 0, weight: str = ".weig
 
 
 def whole_experts(weights: Weights, config: Json) -> Weights:
-    """Join DBRX's experts along their rows.
-
-    ``experts.E.w1.weight`` becomes ``experts.mlp.w1``; w2 is transposed.
-    """
+    """Join DBRX's ``experts.E.w1.weight`` by rows to ``experts.mlp.w1``; w2 is transposed."""
     import mlx.core as mx
 
     result = {name: value for name, value in weights.items() if ".experts." not in name}
@@ -193,10 +184,7 @@ def whole_experts(weights: Weights, config: Json) -> Weights:
 
 
 def parted(whole: str, parts: Sequence[str]) -> Undo:
-    """Return a function that splits modules into parts of equal rows.
-
-    ``P.qk.weight`` becomes ``P.q.weight`` and ``P.k.weight``.
-    """
+    """Return what splits ``P.qk.weight`` into equal ``P.q.weight`` and ``P.k.weight``."""
     import mlx.core as mx
 
     def undo(weights: Weights, _: Json) -> Weights:

@@ -97,10 +97,7 @@ def _arguments(cls: Any, overrides: Json, tiny: Json) -> dict[str, Any]:
 
 
 def _add_old_names(document: dict[str, Any], config: Any) -> None:
-    """Add what transformers 4 wrote: rope_theta and older names of keys.
-
-    Nearly all published checkpoints have them.
-    """
+    """Add what transformers 4 wrote, as nearly all published checkpoints have it."""
     for key in config.sub_configs:
         if isinstance(document.get(key), dict):
             _add_old_names(document[key], getattr(config, key))
@@ -128,10 +125,7 @@ def merged(document: Json, patch: Json) -> dict[str, Any]:
 
 
 def _fill(model: Any, generator: Any) -> None:
-    """Give every matrix normal values, and add some to every vector.
-
-    The initial values of a vector often have a meaning.
-    """
+    """Give every matrix normal values; add some to vectors, whose initial values mean something."""
     import torch
 
     with torch.no_grad():

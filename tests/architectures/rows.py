@@ -26,10 +26,7 @@ _RECIPES = Path(__file__).parent / "recipes.json"
 
 @dataclass(frozen=True, slots=True)
 class Architecture:
-    """A row: its name, its maker, and the function that writes it into a new folder.
-
-    ``unsound``: why mlx-lm's network must not be run; "" where it may.
-    """
+    """A row: its name, its maker, what writes it; ``unsound``: why mlx-lm must not run it."""
 
     name: str
     maker: str

@@ -40,10 +40,7 @@ codes by norms when it loads them. From a store mlx-lm gets the head's values.""
 
 
 def good(row: Row) -> bool:
-    """Return whether a row is right in every type.
-
-    Where mlx-lm runs the model, it has to be right or refused at plan time.
-    """
+    """Return whether each type is right, or refused at plan time where mlx-lm runs the model."""
     found = {outcome["verdict"] for outcome in row["types"].values()}
     return found <= _GOOD if row["mlx_lm"] == LOADED else not found & _BAD
 

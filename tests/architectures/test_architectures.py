@@ -1,7 +1,4 @@
-"""A few telling architectures, each as one type.
-
-All of them, as all types, are the table: docs/reference/architectures.md.
-"""
+"""A few telling architectures, each as one type; all are in docs/reference/architectures.md."""
 
 from pathlib import Path
 

@@ -46,10 +46,7 @@ def block_fp8(folder: Path) -> None:
 
 
 def gpt_oss_mxfp4(folder: Path) -> None:
-    """Store the experts of a gpt-oss as OpenAI does.
-
-    ``X_blocks`` is ``[experts, rows, groups, 16]``, beside ``X_scales``.
-    """
+    """Store experts as gpt-oss: ``X_blocks`` ``[experts, rows, groups, 16]``, ``X_scales``."""
     import mlx.core as mx
     import numpy as np
     import torch
@@ -66,10 +63,7 @@ def gpt_oss_mxfp4(folder: Path) -> None:
 
 
 def next_layer(folder: Path) -> None:
-    """Add a layer that predicts the token after the next, as DeepSeek V3 does.
-
-    The config does not count this layer.
-    """
+    """Add DeepSeek V3's layer for the token after the next, which the config does not count."""
     weights, config = _read(folder), _config(folder)
     number = config["num_hidden_layers"]
     last, more = f"model.layers.{number - 1}.", f"model.layers.{number}."

@@ -50,10 +50,7 @@ def seconds(run: Callable[[], object]) -> float:
 
 
 def rate_from_memory(run: Callable[[int], object]) -> float:
-    """Return GB/s of the fastest of three rounds over all inputs.
-
-    Each result is dropped before the next.
-    """
+    """Return GB/s of the fastest of three rounds over all inputs; each result is dropped."""
 
     def run_all() -> None:
         for i in range(INPUTS):

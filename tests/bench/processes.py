@@ -56,10 +56,7 @@ def children_work() -> float:
 def run(
     command: Sequence[str | Path], folder: Path | None = None, *, peak: MemoryPeak | None = None
 ) -> Run:
-    """Run a command in a folder to its end, sampling its memory.
-
-    Raises: SystemExit when it fails.
-    """
+    """Run a command in a folder, sampling its memory. Raises: SystemExit when it fails."""
     before, started = children_work(), time.perf_counter()
     environment = {**os.environ, "HF_HUB_OFFLINE": "1"}
     with tempfile.TemporaryFile("w+") as output:

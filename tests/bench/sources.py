@@ -209,10 +209,7 @@ def write_folder(folder: Path, sizes: Sizes, shapes: Shapes, weights: Weights) -
 
 @dataclass(frozen=True)
 class Sources:
-    """The checkpoints of one run, each written anew by its method.
-
-    ``size_gb`` is that of the folder in shards; the others keep their proportion to it.
-    """
+    """The checkpoints of one run, each written anew; ``size_gb``: of the folder in shards."""
 
     root: Path
     size_gb: float

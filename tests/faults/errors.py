@@ -41,10 +41,7 @@ class Fault:
 
 
 def experiment(task: Task) -> Figures:
-    """Return what came of so many errors, evenly spread over all calls of all commands.
-
-    A tenth of them are syncs that fail from one on, another tenth calls that fail for good.
-    """
+    """Return what came of so many errors; a tenth are failing syncs, a tenth are for good."""
     figures = Figures()
     readers = [Case(command, task.folder) for command in READERS]
     cases = [*task.cases(), *readers]

@@ -28,10 +28,7 @@ _LINK = "link to a folder"
 
 
 def experiment(task: Task) -> Figures:
-    """Return what so many intruders could do, evenly spread over commands, paths and kinds.
-
-    All of them in the long form.
-    """
+    """Return what so many intruders could do, evenly spread; all of them in the long form."""
     if os.geteuid() != 0:
         raise NotShownError("being another user needs root")
     figures = Figures()
@@ -118,10 +115,7 @@ def _intrude(case: Case, name: str, kind: str, user: int, figures: Figures) -> N
 
 
 def _make_outside(outside: Path) -> None:
-    """Make a file and a folder of another user, which everybody may write to.
-
-    The folder contains what a command searches for, at any depth of a store.
-    """
+    """Make a file and a folder that everybody may write to, with all that commands search for."""
     folder = outside / "folder"
     tree = ("registry.ollama.ai", "library", "old", "latest")
     blob = f"sha256-{'0' * 64}"

@@ -32,10 +32,7 @@ _LEAST_CONTROL = 12
 
 
 def experiment(task: Task) -> Figures:
-    """Return what so many cuts found, as many for each mount option; 1,200 in the long form.
-
-    Raises: NotShownError where no disk can be recorded.
-    """
+    """Return what cuts found for each mount option. Raises: NotShownError without a disk."""
     keep_mounts_private()
     figures, found = Figures(), Figures(is_quiet=True)
     disk = Disk(task, empty_image(task.folder / "image"))
@@ -59,10 +56,7 @@ class Disk:
     def record(
         self, choices: Choices, options: str, cuts: int, *, syncs: bool = True
     ) -> Sequence[Event]:
-        """Run half as many commands as there will be cuts; return the recording.
-
-        Without ``syncs``, they do nothing and say that they succeeded.
-        """
+        """Record half as many commands as cuts; without ``syncs`` these do nothing."""
         log, models = self.task.folder / "log", dict[str, str]()
         with recorded(self.task.folder, self.image, log, options) as (target, marks):
 

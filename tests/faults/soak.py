@@ -43,10 +43,7 @@ Truth = dict[str, str]
 
 
 def experiment(task: Task) -> Figures:
-    """Return what came of so many operations of four workers.
-
-    In the long form 20,000, and 2,000 without locks.
-    """
+    """Return what came of so many operations of four workers: 20,000 in the long form."""
     figures, choices = Figures(), Choices(task.folder, task.chance)
     truths = {}
     for name, digest in look(choices.reference.root).models.items():

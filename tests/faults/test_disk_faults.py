@@ -1,7 +1,4 @@
-"""A full disk, and parts of a store on another one: a line that says so, an unchanged store.
-
-Calls that fail: errors.py. Read-only disks: test_store_faults.py.
-"""
+"""A full disk, and parts of a store on another one: a line that says so, an unchanged store."""
 
 import shutil
 import sys

@@ -51,10 +51,7 @@ class Trace:
 
 @pytest.fixture(scope="module", params=["import", "import again", "cp"])
 def trace(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Trace:
-    """The calls of a command that writes a manifest.
-
-    Into a new store, over the same model, and without any blob.
-    """
+    """Manifest-writing commands' calls: into a new store, over the same model, without a blob."""
     folder = tmp_path_factory.mktemp("trace")
     tensors = {**small_tensors(), "large.weight": normal("x", 512, 512)}
     source, root = write_checkpoint(folder / "m", tensors), folder / "store"

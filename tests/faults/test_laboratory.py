@@ -1,7 +1,4 @@
-"""The short forms of the laboratory's experiments; with ``-m long`` the long ones.
-
-docs/reliability.md describes them.
-"""
+"""The short forms of the experiments of docs/reliability.md; ``-m long``: the long ones."""
 
 import subprocess
 import sys

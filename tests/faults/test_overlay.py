@@ -30,10 +30,7 @@ M, N = ModelName.parse("m"), ModelName.parse("n")
 
 @pytest.fixture
 def baked(tmp_path: Path) -> Iterator[Store]:
-    """A store in a lower layer: models, a trash, an unneeded blob and one of a removed model.
-
-    The upper layer is another file system, so inodes change when files are copied up.
-    """
+    """A store in a lower layer of another file system: models, trash, blobs that nothing needs."""
     store = open_store(tmp_path / "lower/store")
     source = write_checkpoint(tmp_path / "source", {**small_tensors(), "own": normal("own", 64)})
     for name in ("m", "n"):

@@ -1,7 +1,4 @@
-"""A store with few open files, or on a read-only disk: what is said and left.
-
-Calls that fail: errors.py.
-"""
+"""A store with few open files, or on a read-only disk: what is said and left."""
 
 import os
 import resource

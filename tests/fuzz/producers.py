@@ -95,10 +95,7 @@ def read(weight: SourceWeight, readers: SourceReaders) -> Array:
 def compare(
     name: str, got: Array, wanted: Values, share: float = 1, terms: float = 2.0**-20
 ) -> None:
-    """Raise DisagreementError unless values are equal but for ``share`` roundings to the dtype.
-
-    ``terms``: the part of a sum's terms that may be lost.
-    """
+    """Raise unless equal but for ``share`` roundings, and for the ``terms`` of a sum."""
     if got.shape != wanted.exact.shape:
         raise DisagreementError(f"{name} is {got.shape}, and not {wanted.exact.shape}")
     kind = wanted.dtype.name

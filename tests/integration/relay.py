@@ -10,11 +10,7 @@ _AT_ONCE = 32 * 2**10
 
 
 class Relay:
-    """Forwards connections to a port.
-
-    The Host field that clients send is the relay's, so docker-registry's own addresses lead through
-    it too.
-    """
+    """Forwards connections to a port; the registry's own addresses lead through it too."""
 
     def __init__(self, listener: socket.socket, port: int) -> None:
         self._port = port

@@ -106,10 +106,7 @@ UNSEEN = frozenset({"wrong byte", "404"})
 
 
 class Faults:
-    """One fault, at the request ``moment`` of those that it can befall, counted from 0.
-
-    A file that has another version keeps it. Several servers share it.
-    """
+    """One fault, at the request ``moment`` from 0 that it can befall. Several servers share it."""
 
     def __init__(self, name: str, moment: int, random: Random) -> None:
         self._name = name

@@ -9,12 +9,7 @@ import numpy as np
 from support.checkpoints import safetensors_bytes
 from support.small_registry import digest_of
 
-from blobstore.formats.documents import (
-    CONFIG_MEDIA_TYPE,
-    MANIFEST_MEDIA_TYPE,
-    TENSOR_MEDIA_TYPE,
-    Manifest,
-)
+from blobstore.formats import documents
 from blobstore.names import ModelName
 from blobstore.store.local.store import Store
 
@@ -30,13 +25,13 @@ def tensor_blob(name: str, size: int, seed: object = 0) -> bytes:
 
 def commit_tensors(
     store: Store, name: str, sizes: Sequence[int], *, oci: bool = False, seed: object = 0
-) -> Manifest:
+) -> documents.Manifest:
     """Store a model of a config and tensors of these sizes; return its manifest.
 
     ``oci``: of the OCI's media types, which skopeo reads; its bytes are not as we write them.
     """
     blobs = [tensor_blob(f"layer{number}", size, seed) for number, size in enumerate(sizes)]
-    manifest = Manifest.parse(manifest_of(b"{}", blobs, oci=oci))
+    manifest = documents.Manifest.parse(manifest_of(b"{}", blobs, oci=oci))
     with store.session() as session:
         for data in (b"{}", *blobs):
             session.put(data)
@@ -48,10 +43,10 @@ def manifest_of(config: bytes, blobs: Sequence[bytes], *, oci: bool = False) -> 
     """Return a manifest of tensors, written by hand."""
     document: dict[str, Any] = {
         "schemaVersion": 2,
-        "mediaType": OCI_MANIFEST if oci else MANIFEST_MEDIA_TYPE,
-        "config": _entry(config, OCI_CONFIG if oci else CONFIG_MEDIA_TYPE),
+        "mediaType": OCI_MANIFEST if oci else documents.MANIFEST_MEDIA_TYPE,
+        "config": _entry(config, OCI_CONFIG if oci else documents.CONFIG_MEDIA_TYPE),
         "layers": [
-            {**_entry(data, TENSOR_MEDIA_TYPE), "name": f"layer{number}"}
+            {**_entry(data, documents.TENSOR_MEDIA_TYPE), "name": f"layer{number}"}
             for number, data in enumerate(blobs)
         ],
     }

@@ -87,10 +87,7 @@ def test_two_writers_race_for_a_tag(count: int, cloud: CloudBucket, store: Bucke
 
 @pytest.mark.parametrize("times", [4, pytest.param(200, marks=_LONG)])
 def test_kills(times: int, cloud: CloudBucket, store: BucketStore) -> None:
-    """Writers and clean-ups are killed beside other writers.
-
-    Nothing partial is ever visible, no model lacks a blob, and the others go on.
-    """
+    """Writers and clean-ups are killed: nothing partial is visible, no model lacks a blob."""
     random = Random(times)
     commit(store, "kept", b"kept", with_config=False)
     for number in range(1, times + 1):

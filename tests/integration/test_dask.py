@@ -1,7 +1,4 @@
-"""Imports on Dask clusters of this machine: the model of one process, whatever is killed meanwhile.
-
-The laboratory runs these; the long form kills 200 workers.
-"""
+"""Imports on Dask clusters: the model of one process, whatever is killed meanwhile; `lab`."""
 
 import gc
 import itertools
@@ -59,10 +56,7 @@ class Cluster:
         self.start_scheduler()
 
     def start_scheduler(self) -> None:
-        """Start a scheduler; after the first, at the address of the first.
-
-        It is not an address that the kernel gives to connections: one could take it meanwhile.
-        """
+        """Start a scheduler, later ones at the first's address, which no one else gets."""
         self._place.unlink(missing_ok=True)
         place = ["--port", self._port, "--host", "127.0.0.1", "--scheduler-file", str(self._place)]
         self._scheduler = _start("scheduler", "--no-dashboard", "--no-jupyter", *place)
@@ -193,10 +187,7 @@ def test_an_error_of_a_task_or_a_worker_is_the_error_of_the_import(tmp_path: Pat
 
 @pytest.mark.parametrize("kills", [1, pytest.param(200, marks=pytest.mark.long)])
 def test_the_source_is_read_once_whoever_is_killed(kills: int, tmp_path: Path) -> None:
-    """A worker of each import is killed; the Hub's servers count what they send.
-
-    A kill may lose the reads of a task, which is a thirtieth of the source.
-    """
+    """Workers are killed, and servers count what they send: a kill may lose a task's reads."""
     random = Random(17)
     files = expert_shards(tmp_path / "m", 45, 60_000_000)
     with far_rig("hub", files) as rig, cluster(tmp_path, 3) as (running, client):

@@ -1,7 +1,4 @@
-"""Imports from afar equal local ones: nginx, the Hub's stand-in, moto's S3 and azurite.
-
-Marked `lab`: it needs these programs.
-"""
+"""Imports from nginx, the Hub's stand-in, moto's S3 and azurite equal local ones. Marked `lab`."""
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager

@@ -85,10 +85,7 @@ def test_other_registries(kind: str, store: Store, other: Store, tmp_path: Path)
 def test_skopeo_reads_what_we_pushed_and_we_what_it_pushed(
     plain: Registry, store: Store, other: Store, tmp_path: Path
 ) -> None:
-    """As it is; and copies it, where its manifest has the OCI's type.
-
-    skopeo refuses layers of other types than docker's own in docker's manifests.
-    """
+    """As it is; also a copy by skopeo, where the manifest and its layers are of the OCI's type."""
     ours = commit_tensors(store, "ours", SIZES)
     push("ours", store, to=at(plain, "ours"))
     raw = skopeo("inspect", "--raw", "--tls-verify=false", f"docker://{at(plain, 'ours')}")

@@ -1,7 +1,4 @@
-"""One store on two machines: two mounts of a folder, whose locks on folders are not shared.
-
-bindfs forwards locks on files, as NFS does, and the kernel keeps those on folders in each mount.
-"""
+"""One store by two mounts: as on NFS, locks on files are shared, those on folders are not."""
 
 import fcntl
 import os

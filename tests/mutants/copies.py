@@ -50,10 +50,7 @@ class Copy:
             shutil.copy(spec.origin, stub.parent)
 
     def test(self, tests: tuple[str, ...], timeout_s: float | None = TIMEOUT_S) -> tuple[int, str]:
-        """Run tests until the first fails; return pytest's exit code and what it printed.
-
-        A hang is a failure.
-        """
+        """Return pytest's exit code and output, until the first failure; a hang is a failure."""
         environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
         # A change within the same second would not be seen.
         environment["PYTHONDONTWRITEBYTECODE"] = "1"

@@ -1,7 +1,4 @@
-"""Every seeded mistake can still be made, and names tests that exist; a sample of them is seen.
-
-``python tests/mutants`` makes them all.
-"""
+"""Every seeded mistake can be made, and names tests that exist; a sample of them is seen."""
 
 import subprocess
 import sys

@@ -88,10 +88,7 @@ def record_of(source: str) -> Json:
 
 
 def contents(text: str) -> Json:
-    """Return what a header says except where each array lies: its size instead.
-
-    MLX writes null for no metadata.
-    """
+    """Return what a header says, with sizes for places; MLX writes null for no metadata."""
     header = json.loads(text)
     if header.get("__metadata__", {}) is None:
         del header["__metadata__"]

@@ -1,7 +1,4 @@
-"""Answers of `serve --lm` are those of ``mlx_lm.server`` for the exported folder.
-
-The same prompts, parameters and seeds, through OpenAI's client.
-"""
+"""Answers of `serve --lm` are those of ``mlx_lm.server``: the same prompts, parameters, seeds."""
 
 import atexit
 import functools

@@ -1,7 +1,4 @@
-"""MLX sources without a ``mode``: Ollama's blobs have no metadata.
-
-They are read by the settings of config.json.
-"""
+"""MLX sources without a ``mode``: Ollama's blobs lack metadata; config.json's settings count."""
 
 import shutil
 from dataclasses import replace
@@ -33,10 +30,7 @@ def cases(tmp_path_factory: pytest.TempPathFactory) -> Cases:
 
 @pytest.fixture
 def beside(case: Case, tmp_path: Path) -> Case:
-    """A copy of the case's store that also contains the model as Ollama stored it.
-
-    Our data are under its headers.
-    """
+    """A copy of the case's store that also has Ollama's model: our data under its headers."""
     copy = replace(case, store=open_store(shutil.copytree(case.store.root, tmp_path / "copy")))
     blobs = copy.store.root / "blobs"
     for ours, theirs in zip(case.result.manifest.tensor_layers, case.recorded_layers, strict=False):

@@ -1,7 +1,4 @@
-"""The affine kernel stores the bits of ``mx.quantize``; so do the fp kernels, with exceptions.
-
-Those of MLX 0.32.4 on the CPU and a float32 copy of the input: docs/quantization.md.
-"""
+"""The affine kernel stores ``mx.quantize``'s bits; fp ones too, but for docs/quantization.md's."""
 
 from dataclasses import replace
 from typing import Any

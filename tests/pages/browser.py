@@ -82,18 +82,12 @@ class Watched:
         self.expect(self.page.locator("[aria-busy]")).to_have_count(0)
 
     def unfold(self, summary: Locator) -> None:
-        """Open what is folded below a summary, and wait until its content has been made.
-
-        A script makes it when it hears of that, which may be after the click.
-        """
+        """Open what is folded below a summary, and wait for the content that a script makes."""
         summary.click()
         self.expect(summary.locator("xpath=following-sibling::*").first).to_be_attached()
 
     def focus(self, element: Locator) -> None:
-        """Give an element the focus.
-
-        Once, in dozens of runs, Chromium 156 did not answer in two minutes; it is asked again.
-        """
+        """Give an element the focus; Chromium 156 once did not answer, so it is asked again."""
         from playwright.sync_api import TimeoutError as TooLateError
 
         for patience_ms in (PATIENCE_MS / 12, PATIENCE_MS / 6):

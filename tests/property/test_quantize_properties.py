@@ -35,10 +35,7 @@ def outcome(
 
 
 def beside_others(groups: Array, place: int) -> Array:
-    """Return 27 groups, the drawn ones at ``place`` and after.
-
-    They are lanes of a block of 16 or 8, or single ones at the end.
-    """
+    """Return 27 groups, the drawn ones at ``place`` and after: lanes of a block, or single ones."""
     others = np.random.default_rng(27).standard_normal((27, groups.shape[1])).astype(np.float32)
     weights = others.astype(groups.dtype)
     weights[place : place + len(groups)] = groups

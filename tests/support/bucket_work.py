@@ -1,7 +1,4 @@
-"""Work on one bucket by several processes: models that come, go and share blobs; races for a tag.
-
-A program too: ``python -m support.bucket_work ADDRESS OPTIONS WHAT SEED COUNT DIES_AT``.
-"""
+"""Work on one bucket by several processes: models come, go and share blobs; tags race."""
 
 import itertools
 import json
@@ -54,10 +51,7 @@ def come_and_go(store: BucketStore, seed: object, count: int) -> Done:
 
 
 def _make(store: BucketStore, name: ModelName, random: Random) -> None:
-    """Publish a model of blobs that models share, made now or found as an earlier session's.
-
-    There are 40: most are there already, and many are just being removed.
-    """
+    """Publish a model of some of 40 shared blobs, most of which are there, or are being removed."""
     blobs = [data_of(50 + number, number) for number in random.sample(range(40), 3)]
     with store.session() as session:
         for data in blobs:

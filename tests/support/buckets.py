@@ -21,10 +21,7 @@ def keys_of(bucket: Bucket, prefix: str = "") -> set[str]:
 
 
 class HookedBucket(Bucket):
-    """A bucket that calls ``before`` and ``after`` around each write, with its key.
-
-    ``of``: the bucket that it is, by default a new one in memory.
-    """
+    """A bucket that calls ``before`` and ``after`` around each write of ``of``, with its key."""
 
     def __init__(self, of: Bucket | None = None) -> None:
         plain = of or memory_store().bucket

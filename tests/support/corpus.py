@@ -1,7 +1,4 @@
-"""The corpus of inputs to accept and to refuse (fixtures/corpus).
-
-Large cases are made by recipe.
-"""
+"""The corpus of inputs to accept and to refuse (fixtures/corpus), large ones by recipe."""
 
 import base64
 import json

@@ -62,10 +62,7 @@ Signer = Callable[[RepositoryFile], str]
 
 
 class HubStandIn:
-    """The Hub's answers for `REPOSITORY`; ``signer`` gives the address of a large file.
-
-    Without a signer there are no redirects. ``page``: files of a page of a listing.
-    """
+    """The Hub's answers for `REPOSITORY`; ``signer``: addresses of large files."""
 
     def __init__(
         self, files: Files, signer: Signer | None = None, rules: Rules | None = None

@@ -39,10 +39,7 @@ def inventory(
     architecture: str | None = "LlamaForCausalLM",
     **config_items: Any,
 ) -> Inventory:
-    """Return a checkpoint of one file with ``tensors`` in that order.
-
-    Without config.json when ``architecture`` is None.
-    """
+    """Return a checkpoint of one file; without config.json when ``architecture`` is None."""
     members = list(tensors)
     names = tuple(tensor.name for tensor in members)
     file = replace(

@@ -22,10 +22,7 @@ def sharded_checkpoint(folder: Path, files: int) -> Path:
 
 
 def expert_shards(folder: Path, files: int, nbytes: int) -> Path:
-    """Write a checkpoint of experts in BF16, evenly in ``files`` shards; return its folder.
-
-    There are one and a half times as many shards as layers, so most groups lie in several shards.
-    """
+    """Write experts in BF16, in ``files`` shards, so that most groups lie in several of them."""
     names = [
         f"model.layers.{layer}.mlp.experts.{number}.up_proj.weight"
         for layer in range(files * 2 // 3)

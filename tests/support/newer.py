@@ -48,10 +48,7 @@ def list_of(*manifests: dict[str, Any]) -> dict[str, Any]:
 
 
 def linked(store: Store, document: dict[str, Any], place: str = PLACE) -> Path:
-    """Write a manifest's blob and the link to it, at that path below ``manifests-v2/``.
-
-    Return the link's path.
-    """
+    """Write a manifest's blob, and a link to it below ``manifests-v2/``; return the link's path."""
     blob = store.root / "blobs" / written(store, document).replace(":", "-")
     path = store.root / "manifests-v2" / place
     path.parent.mkdir(parents=True, exist_ok=True)

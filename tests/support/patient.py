@@ -1,7 +1,4 @@
-"""`blobstore serve` with hours for its clients: any process may stop for long on a busy machine.
-
-For tests that are not about the server's limits of time (`blobstore.web.application`).
-"""
+"""`blobstore serve` with hours for its clients: any process may stop for long on a busy machine."""
 
 import signal
 import subprocess

@@ -54,10 +54,7 @@ def writing(
 
 
 def put_all(writer: BlobWriter, pieces: list[Piece], threads: int) -> list[int]:
-    """Put the pieces in that order, with so many threads; return the offsets of those given back.
-
-    A buffer is overwritten as soon as it is given back.
-    """
+    """Put pieces in that order by threads, overwrite what is given back, return its offsets."""
     given_back: list[int] = []
 
     def put(piece: Piece) -> None:

@@ -39,10 +39,7 @@ def mlx_model(
     usual: tuple[int, int, str],
     other: Mapping[str, tuple[int, int, str]] | None = None,
 ) -> Tensors:
-    """Return a model with every matrix as MLX quantizes it, and the ``other`` ones by name.
-
-    A setting is (group size, bits, mode).
-    """
+    """Return a model quantized by MLX; settings are (group size, bits, mode), ``other`` by name."""
 
     def make(name: str, weight: Array) -> Named:
         """Yield codes, scales and, for affine ones, biases."""
@@ -76,10 +73,7 @@ def fp8_model(tensors: Mapping[str, Array], *, scale_dtype: Any = np.float32) ->
 
 
 def nvfp4_model(tensors: Mapping[str, Array], *, modelopt: bool) -> Tensors:
-    """Return a model with its matrices in NVFP4 of ModelOpt or of compressed-tensors.
-
-    ModelOpt's global scale is a factor, that of compressed-tensors a divisor.
-    """
+    """Return NVFP4 with ModelOpt's global scale, a factor, or compressed-tensors' divisor."""
 
     def make(name: str, weight: Array) -> Named:
         base = name.removesuffix(".weight")

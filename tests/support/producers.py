@@ -108,10 +108,7 @@ COMPRESSED = ("weight_packed", "weight_scale", "weight_global_scale", "input_glo
 
 
 def nvfp4(*, modelopt: bool, scalar: bool = True) -> Kind:
-    """Return NVFP4 with a global scale.
-
-    ModelOpt stores a multiplier, compressed-tensors a divisor.
-    """
+    """Return NVFP4: ModelOpt stores its global scale, compressed-tensors the reciprocal."""
 
     def make(base: str, shape: tuple[int, ...]) -> Stored:
         generator = _random(base, "nvfp4")
@@ -137,10 +134,7 @@ def nvfp4(*, modelopt: bool, scalar: bool = True) -> Kind:
 
 
 def gpt_oss() -> Kind:
-    """Return the MXFP4 of gpt-oss.
-
-    Blocks of 16 bytes are a dimension of their own; `2 ** (scale - 127)` scales each.
-    """
+    """Return gpt-oss's MXFP4: `2 ** (scale - 127)` scales each block of 16 bytes, a dimension."""
 
     def make(base: str, shape: tuple[int, ...]) -> Stored:
         generator = _random(base, "gpt-oss")
@@ -157,10 +151,7 @@ def gpt_oss() -> Kind:
 
 
 def block_fp8(suffix: str = "_scale_inv", dtype: Any = np.float32) -> Kind:
-    """Return E4M3 weights with a scale for each block of 128 rows and columns.
-
-    Its values are rounded to BF16.
-    """
+    """Return E4M3 weights with a scale for each 128 rows and columns; values rounded to BF16."""
 
     def make(base: str, shape: tuple[int, ...]) -> Stored:
         generator = _random(base, "fp8")

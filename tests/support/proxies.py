@@ -10,10 +10,7 @@ from urllib.parse import urlsplit
 
 
 class WebProxy(ThreadingHTTPServer):
-    """Leads requests for ``HOST:PORT`` to the port on this machine that ``names`` has for it.
-
-    ``asked``: method and target of each request. ``login``: the Proxy-Authorization that it wants.
-    """
+    """Leads requests by ``names`` to ports; ``asked``: their targets; ``login``: what it wants."""
 
     daemon_threads = True
 

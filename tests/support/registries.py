@@ -96,10 +96,7 @@ class Registry:
         return found
 
     def incomplete(self) -> list[str]:
-        """Return the blobs, as ``repository:tag digest``, that manifests name and that are missing.
-
-        A blob of another size counts as missing.
-        """
+        """Return the blobs, as ``repository:tag digest``, that are missing or have another size."""
         missing = []
         for name, raw in self.tags().items():
             manifest = json.loads(raw)
@@ -181,10 +178,7 @@ def moto(folder: Path) -> Iterator[str]:
 
 
 def skopeo(*arguments: str | Path) -> str:
-    """Run skopeo and return what it prints; `cannot_run` where it is missing.
-
-    It may talk plain http, and trusts any signature.
-    """
+    """Run skopeo, by plain http, any signature trusted; return its output, or `cannot_run`."""
     if shutil.which("skopeo") is None:
         cannot_run("skopeo is not installed (Debian: apt-get install skopeo)")
     line = ["skopeo", "--insecure-policy", *map(str, arguments)]

@@ -15,10 +15,7 @@ patient_policy = partial(RetryPolicy, connect_s=_LONG_S, silence_s=_LONG_S, dead
 
 @contextmanager
 def patient_clients() -> Iterator[None]:
-    """Let clients without a policy of their own be patient, and all keep their connections long.
-
-    A client that gives up asks again, and tests count requests and connections.
-    """
+    """Let clients be patient and keep connections: tests count requests."""
     with (
         mock.patch.object(client, "RetryPolicy", patient_policy),
         mock.patch.object(connections, "KEEP_ALIVE_S", 4 * _LONG_S),

@@ -156,10 +156,7 @@ def redirect(location: str, status: int = 302) -> list[bytes]:
 
 
 def part(asked: Asked, data: bytes, *lines: str, longest: int | None = None) -> list[bytes]:
-    """Return what a correct server answers for a file of ``data``.
-
-    With ``longest``, never more bytes than that at once.
-    """
+    """Return a correct server's answer for ``data``: at most ``longest`` bytes at once."""
     if asked.range is None:
         return reply(200, *lines, body=data)
     begin, end = asked.range

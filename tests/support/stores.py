@@ -152,10 +152,7 @@ def unprivileged() -> Iterator[None]:
 
 
 def meanwhile(patch: pytest.MonkeyPatch, call: str, path: Path, act: Callable[[], object]) -> None:
-    """Let ``act`` happen once, just before this process's next ``os`` call of a path.
-
-    So another process may act at that moment.
-    """
+    """Let another process ``act`` once, just before this one's next ``os`` call of a path."""
     real, waiting = getattr(os, call), [act]
 
     def called(*arguments: Any, **options: Any) -> Any:
@@ -168,10 +165,7 @@ def meanwhile(patch: pytest.MonkeyPatch, call: str, path: Path, act: Callable[[]
 
 @contextmanager
 def process(code: str, *arguments: object) -> Iterator[subprocess.Popen[str]]:
-    """Run Python ``code`` in a process of its own, yield when it has printed its first line.
-
-    It is killed at the end.
-    """
+    """Run Python ``code`` in a process, yield at its first line, and kill it at the end."""
     line = [sys.executable, "-c", code, *map(str, arguments)]
     with subprocess.Popen(line, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as child:
         try:
@@ -183,10 +177,7 @@ def process(code: str, *arguments: object) -> Iterator[subprocess.Popen[str]]:
 
 
 def with_newline_config(store: Store, name: str, other: str) -> Path:
-    """Store a model a second time, its config blob ended with a newline as newer Ollamas do.
-
-    Return that blob's path.
-    """
+    """Store a model again, its config ended by a newline as by newer Ollamas; return that path."""
     manifest = store.manifest(ModelName.parse(name))
     assert manifest.config is not None
     data = store.blobs.read(manifest.config) + b"\n"

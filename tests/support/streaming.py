@@ -24,10 +24,7 @@ SMALL = 2**17
 
 @dataclass
 class Fetched:
-    """The ranges that were fetched: (file, begin, bytes).
-
-    ``before`` is called before each; ``change`` may change the bytes that come.
-    """
+    """The fetched ranges (file, begin, bytes); ``before`` precedes each; ``change``: of bytes."""
 
     ranges: list[tuple[str, int, int]] = field(default_factory=list)
     before: Callable[[str, int], None] = lambda _name, _begin: None

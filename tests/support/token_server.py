@@ -148,10 +148,7 @@ def token_server(keys: Path | None = None) -> Iterator[TokenServer]:
 
 @dataclass
 class GuardedApi:
-    """A registry's API that needs a login: 200 for ``/v2/…`` if ``allows``, else a challenge.
-
-    ``allows`` takes the Authorization field and the path below ``/v2/``.
-    """
+    """A registry's API: 200 for ``/v2/…`` if ``allows`` (Authorization, path), else a challenge."""
 
     server: Server
     challenges: list[str]

@@ -8,17 +8,7 @@ import pytest
 from support.checkpoints import write_checkpoint
 
 import blobstore
-from blobstore.errors import (
-    AccessError,
-    BlobStoreError,
-    MissingFileError,
-    ModelNotFoundError,
-    NotFoundError,
-    StorageError,
-    TensorNotFoundError,
-    UnsupportedSourceError,
-    UsageError,
-)
+from blobstore import errors
 from blobstore.io.durable import os_errors
 from blobstore.store.local.store import Store
 from blobstore.store.memory import MemoryStore
@@ -27,22 +17,24 @@ from blobstore.store.memory import MemoryStore
 @pytest.mark.parametrize(
     ("ours", "general", "builtin"),
     [
-        (UsageError, BlobStoreError, ValueError),
-        (UnsupportedSourceError, BlobStoreError, ValueError),
-        (MissingFileError, NotFoundError, FileNotFoundError),
-        (AccessError, StorageError, PermissionError),
-        (ModelNotFoundError, NotFoundError, KeyError),
-        (TensorNotFoundError, NotFoundError, KeyError),
+        (errors.UsageError, errors.BlobStoreError, ValueError),
+        (errors.UnsupportedSourceError, errors.BlobStoreError, ValueError),
+        (errors.MissingFileError, errors.NotFoundError, FileNotFoundError),
+        (errors.AccessError, errors.StorageError, PermissionError),
+        (errors.ModelNotFoundError, errors.NotFoundError, KeyError),
+        (errors.TensorNotFoundError, errors.NotFoundError, KeyError),
     ],
 )
 def test_both_are_caught(
-    ours: type[BlobStoreError], general: type[BlobStoreError], builtin: type[Exception]
+    ours: type[errors.BlobStoreError],
+    general: type[errors.BlobStoreError],
+    builtin: type[Exception],
 ) -> None:
     for kind in (general, builtin):
         with pytest.raises(kind) as caught:
             raise ours("it is gone", path="/x", errno=errno.ENOENT, hint="look")
         error = caught.value
-        assert isinstance(error, BlobStoreError)
+        assert isinstance(error, errors.BlobStoreError)
         again = pickle.loads(pickle.dumps(error))
         for one in (error, again, error.about(model="m"), error.without_traceback()):
             assert str(one) == one.message == "it is gone"
@@ -51,8 +43,8 @@ def test_both_are_caught(
 
 
 def test_an_error_of_ours_is_not_wrapped_again() -> None:
-    with pytest.raises(MissingFileError, match=r"^mine$"), os_errors("write", "y"):
-        raise MissingFileError("mine")
+    with pytest.raises(errors.MissingFileError, match=r"^mine$"), os_errors("write", "y"):
+        raise errors.MissingFileError("mine")
 
 
 def test_what_a_programmer_expects(tmp_path: Path) -> None:

@@ -1,7 +1,4 @@
-"""The public API: its names resolve when they are used.
-
-Its signatures are described in docs/reference/api.md, and compared by test_reference.py.
-"""
+"""The public API: its names resolve when they are used; docs/reference is made from the code."""
 
 from importlib.resources import files
 from pathlib import Path

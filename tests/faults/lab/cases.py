@@ -53,10 +53,7 @@ def sample(items: Sequence[_Item], count: int) -> Sequence[_Item]:
 
 
 class Figures:
-    """Counts, and faults: what must not be is printed to stderr, unless ``is_quiet``.
-
-    That is for controls: the same experiment on code that is broken on purpose (`control`).
-    """
+    """Counts and faults; these are printed to stderr unless ``is_quiet``, as for controls."""
 
     def __init__(self, *, is_quiet: bool = False) -> None:
         self.is_quiet = is_quiet
@@ -122,10 +119,7 @@ class Case:
     def run(
         self, root: Path, decide: Decide | None = None, *, before: Callable[[], None] = lambda: None
     ) -> Done:
-        """Run the command on a copy of the store; its calls are noted if there is a ``decide``.
-
-        ``before`` is called in the command's process first.
-        """
+        """Run on a copy, after ``before``; calls are noted if there is a ``decide``."""
 
         def prepare() -> None:
             same_calls()

@@ -53,10 +53,7 @@ SOUND = Found()
 
 
 def look(root: Path) -> Found:
-    """Return what the store at ``root`` holds; every blob is hashed.
-
-    An absent store is an empty one.
-    """
+    """Return what the store at ``root`` holds; blobs are hashed. An absent store is empty."""
     found = Found()
     sizes = dict(_blobs(root / "blobs", found))
     named: set[str] = set()
@@ -145,10 +142,7 @@ def _blobs(folder: Path, found: Found) -> Iterator[tuple[str, int]]:
 
 
 def _layers(raw: bytes) -> list[dict[str, Any]]:
-    """Return the descriptors of a manifest.
-
-    One that is no JSON names a blob that can't be there.
-    """
+    """Return a manifest's descriptors; one that is no JSON names a blob that can't be there."""
     try:
         document = json.loads(raw)
         config = document.get("config")

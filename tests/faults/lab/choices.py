@@ -19,10 +19,7 @@ CALLS = {"rm": 20, "cp": 30, "mv": 35, "import": 80, "prune": 30}
 
 
 class Choices:
-    """Sources that share most tensors, and random commands.
-
-    ``imports``: the arguments of each import but for the name, by the digest of its manifest.
-    """
+    """Sources that share most tensors; the arguments of their imports by manifest; commands."""
 
     def __init__(self, folder: Path, chance: random.Random) -> None:
         """Write the sources to ``folder``, and import each there as the reference."""
@@ -48,10 +45,7 @@ class Choices:
     def choose(
         self, models: Models, packed: Collection[str]
     ) -> tuple[list[object], dict[str, str]]:
-        """Return a command for a store of these models, and the models that there are after it.
-
-        A packed model gets no name that another has.
-        """
+        """Return a command for these models, and the models after it. Packed names stay unique."""
         name, other = self.chance.sample(_NAMES, 2)
         kind = self.chance.random()
         after = dict(models)

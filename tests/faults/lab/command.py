@@ -26,10 +26,7 @@ _HUNG_S = 240
 
 @dataclass(slots=True)
 class At:
-    """Do ``action`` at the call of that number (from 1) among the ``chosen``.
-
-    ``on``: at all calls from there on.
-    """
+    """Do ``action`` at the chosen call of that number (from 1); ``on``: at all from there on."""
 
     number: int
     action: Action

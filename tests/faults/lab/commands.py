@@ -79,10 +79,7 @@ def _beside(work: Path, store: Store) -> None:
 
 
 def _damaged(work: Path, store: Store) -> None:
-    """A blob has a flipped bit, one is too short, one missing, and the manifest is cut short.
-
-    A copy of the manifest is in the store.
-    """
+    """A flipped bit, a short blob, a missing one, and a manifest cut short that has a copy."""
     _beside(work, store)
     blobstore.import_model(work / "new", "new", store=store, quant="int4", jobs=1)
     flipped, short, missing = [

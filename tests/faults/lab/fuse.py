@@ -132,10 +132,7 @@ def _zeros(nbytes: int, _node: int, _body: bytes) -> bytes:
 
 
 def serve(image: bytes, log: Path, folder: Path) -> int:
-    """Start a process that serves the two files in ``folder`` and records to ``log``.
-
-    Return its id; it ends when the folder is unmounted. Raises: NotShownError.
-    """
+    """Serve two files in a process until unmounted; return its id. Raises: NotShownError."""
     try:
         fd = os.open("/dev/fuse", os.O_RDWR | os.O_CLOEXEC)
     except OSError as error:

@@ -96,10 +96,7 @@ Decide = Callable[[Call], Action | None]
 
 
 def stop_at_calls() -> int:
-    """Make this process, and all that it starts, wait at the calls of the table.
-
-    Return the descriptor for `Listener`. Raises: OSError where the kernel can't.
-    """
+    """Make this process and its children wait at the table's calls. Raises: OSError."""
     program = [
         _INSTRUCTION.pack(_LOAD, 0, 0, 0),
         *(
@@ -131,10 +128,7 @@ class Listener:
         self._poll.register(fd, select.POLLIN)
 
     def serve(self, answer: Decide, timeout_s: float) -> None:
-        """Answer until the process and its children have ended.
-
-        Raises: TimeoutError when no call comes for so long.
-        """
+        """Answer until all have ended. Raises: TimeoutError when no call comes for so long."""
         while events := self._poll.poll(timeout_s * 1000):
             if not events[0][1] & select.POLLIN:
                 return

@@ -1,7 +1,4 @@
-"""`run`: where its prompt is from, what it prints, a conversation; with a made-up model.
-
-tests/oracle/test_answers.py compares the answers of real models.
-"""
+"""`run`: where its prompt is from, what it prints, a conversation; with a made-up model."""
 
 import io
 import json

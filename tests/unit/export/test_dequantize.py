@@ -26,10 +26,7 @@ def _small_runs(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def assert_dequantized(store: Store, folder: Path, dtype: str, names: set[str]) -> None:
-    """Assert that the folder has exactly the values of model ``m`` in ``dtype``.
-
-    Integers stay what they are.
-    """
+    """Assert that the folder has exactly the values of model ``m`` in ``dtype``, or integers."""
     found = raw_tensors(folder)
     assert found.keys() == names
     with blobstore.open_model("m", store=store) as model:

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support import PYCODE
+from support import PYCODE, exports
 from support.arrays import bits_of_parts
 from support.checkpoints import (
     LLAMA_CONFIG,
@@ -14,14 +14,6 @@ from support.checkpoints import (
     safetensors_bytes,
     small_tensors,
     write_checkpoint,
-)
-from support.exports import (
-    imported_again,
-    metadata_of,
-    mixture_tensors,
-    raw_tensors,
-    raw_tensors_of,
-    tensor_layers,
 )
 from support.layouts import sentencepiece
 from support.prequantized_sources import fp8_model, mlx_model, nvfp4_model
@@ -61,7 +53,7 @@ def test_an_index_that_is_not_right_any_more_is_made_again(store: Store, tmp_pat
     blobstore.import_model(sentencepiece(tmp_path / "in"), "m", store=store, quant="int8")
     blobstore.export_model("m", tmp_path / "out", store=store, max_shard_size="source")
     index = json.loads((tmp_path / "out" / INDEX).read_bytes())
-    tensors = raw_tensors(tmp_path / "out")
+    tensors = exports.raw_tensors(tmp_path / "out")
     assert index["weight_map"].keys() == tensors.keys()
     assert "lm_head.weight.scale" in tensors
     assert index["metadata"]["total_size"] == sum(len(data) for _, _, data in tensors.values())
@@ -74,21 +66,21 @@ def test_an_index_that_is_not_right_any_more_is_made_again(store: Store, tmp_pat
 def test_an_import_of_the_export_stores_the_same_blobs(
     store: Store, tmp_path: Path, quant: str | None, experts: str
 ) -> None:
-    source = write_checkpoint(tmp_path / "in", mixture_tensors())
+    source = write_checkpoint(tmp_path / "in", exports.mixture_tensors())
     result = blobstore.import_model(source, "m", store=store, quant=quant, experts=experts)
-    again = imported_again(store, "m", tmp_path / "out", experts=experts)
-    assert tensor_layers(again) == tensor_layers(result.manifest)
+    again = exports.imported_again(store, "m", tmp_path / "out", experts=experts)
+    assert exports.tensor_layers(again) == exports.tensor_layers(result.manifest)
     assert again.config == result.manifest.config  # the type that was asked for, too
-    found = raw_tensors(tmp_path / "out")
+    found = exports.raw_tensors(tmp_path / "out")
     weights = {name for name in found if not name.endswith((".scale", ".bias"))}
-    assert weights == raw_tensors(source).keys()
+    assert weights == exports.raw_tensors(source).keys()
     assert (tmp_path / "out" / "config.json").read_bytes() == (source / "config.json").read_bytes()
 
 
 def test_the_ollama_profile_keeps_its_stacks(store: Store, tmp_path: Path) -> None:
-    source = write_checkpoint(tmp_path / "in", mixture_tensors())
+    source = write_checkpoint(tmp_path / "in", exports.mixture_tensors())
     blobstore.import_model(source, "m", store=store, quant="int4", profile="ollama")
-    imported_again(store, "m", tmp_path / "out", profile="ollama")
+    exports.imported_again(store, "m", tmp_path / "out", profile="ollama")
     with (
         blobstore.open_model("m", store=store) as old,
         blobstore.open_model("again", store=store) as new,
@@ -99,8 +91,8 @@ def test_the_ollama_profile_keeps_its_stacks(store: Store, tmp_path: Path) -> No
             for name in old
             if old[name].quant_type
         )
-    assert "model.layers.0.mlp.experts.up_proj.weight" in raw_tensors(tmp_path / "out")
-    assert metadata_of(tmp_path / "out" / "model.safetensors")["format"] == "pt"
+    assert "model.layers.0.mlp.experts.up_proj.weight" in exports.raw_tensors(tmp_path / "out")
+    assert exports.metadata_of(tmp_path / "out" / "model.safetensors")["format"] == "pt"
     with pytest.raises(UsageError, match="that the model was imported from are not known"):
         blobstore.export_model("m", tmp_path / "out2", store=store, max_shard_size="source")
 
@@ -129,26 +121,28 @@ def test_sources_that_were_quantized(store: Store, tmp_path: Path, kind: str) ->
     assert not (tmp_path / "out" / "hf_quant_config.json").exists()
     assert len(result.notes) == 2
     again = blobstore.import_model(tmp_path / "out", "again", store=store).manifest
-    assert tensor_layers(again) == tensor_layers(manifest)
+    assert exports.tensor_layers(again) == exports.tensor_layers(manifest)
     # An export of the import of an export knows nothing of the first source, and is the same.
     blobstore.export_model("again", tmp_path / "out2", store=store)
-    assert raw_tensors(tmp_path / "out2") == raw_tensors(tmp_path / "out")
-    assert metadata_of(tmp_path / "out2" / "model.safetensors") == metadata_of(
+    assert exports.raw_tensors(tmp_path / "out2") == exports.raw_tensors(tmp_path / "out")
+    assert exports.metadata_of(tmp_path / "out2" / "model.safetensors") == exports.metadata_of(
         tmp_path / "out" / "model.safetensors"
     )
     blobstore.export_model("again", tmp_path / "values", store=store, dequantize="bfloat16")
-    assert metadata_of(tmp_path / "values" / "model.safetensors") == {"format": "pt"}
+    assert exports.metadata_of(tmp_path / "values" / "model.safetensors") == {"format": "pt"}
 
 
 def test_a_weight_and_its_scales_may_be_in_two_shards(store: Store, tmp_path: Path) -> None:
-    source = write_checkpoint(tmp_path / "in", mixture_tensors())
+    source = write_checkpoint(tmp_path / "in", exports.mixture_tensors())
     rules = ["*.1.mlp.*=mxfp8"]
     first = blobstore.import_model(source, "m", store=store, quant="int4", rules=rules)
     blobstore.export_model("m", tmp_path / "out", store=store, max_shard_size=15_000)
-    shards = [set(raw_tensors_of(path)) for path in (tmp_path / "out").glob("*.safetensors")]
+    shards = [
+        set(exports.raw_tensors_of(path)) for path in (tmp_path / "out").glob("*.safetensors")
+    ]
     assert any({part[:-6] for part in one if part.endswith(".scale")} - one for one in shards)
     again = blobstore.import_model(tmp_path / "out", "again", store=store)
-    assert tensor_layers(again.manifest) == tensor_layers(first.manifest)
+    assert exports.tensor_layers(again.manifest) == exports.tensor_layers(first.manifest)
 
 
 def test_one_file_without_documents_and_ambiguous_names(store: Store, tmp_path: Path) -> None:
@@ -161,8 +155,8 @@ def test_one_file_without_documents_and_ambiguous_names(store: Store, tmp_path: 
         out = tmp_path / str(size)
         result = blobstore.export_model("m", out, store=store, max_shard_size=size)
         assert list(result.files) == [name]
-        assert raw_tensors(out) == raw_tensors(tmp_path)
-        assert metadata_of(out / name) == {}
+        assert exports.raw_tensors(out) == exports.raw_tensors(tmp_path)
+        assert exports.metadata_of(out / name) == {}
 
 
 @pytest.mark.parametrize(

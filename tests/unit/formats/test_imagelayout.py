@@ -6,15 +6,8 @@ from typing import Any
 import pytest
 
 from blobstore.errors import BlobStoreError, DocumentError, LimitExceededError
+from blobstore.formats import oci
 from blobstore.formats.documents import MANIFEST_MEDIA_TYPE
-from blobstore.formats.oci import (
-    LAYOUT,
-    MAX_ENTRIES,
-    blob_path,
-    check_layout,
-    encode_index,
-    parse_index,
-)
 from blobstore.names import Digest, ModelName
 
 OCI = "application/vnd.oci.image.manifest.v1+json"
@@ -33,8 +26,8 @@ def index(*entries: Any, **changed: Any) -> bytes:
 def test_a_written_index_comes_back() -> None:
     """``mediaType`` is OCI's, because skopeo finds no other; names are short and full."""
     names = [ModelName.parse(text) for text in ("m", "ns/m:tag", "host.example:5000/ns/m:tag")]
-    raw = encode_index((name, b"manifest") for name in names)
-    assert [(one.model, one.digest, one.size) for one in parse_index(raw, "index")] == [
+    raw = oci.encode_index((name, b"manifest") for name in names)
+    assert [(one.model, one.digest, one.size) for one in oci.parse_index(raw, "index")] == [
         (name, DIGEST, 8) for name in names
     ]
     annotations = {IMAGE: "registry.ollama.ai/library/m:latest", REF: "m:latest"}
@@ -50,7 +43,7 @@ def test_names() -> None:
     ]
     for said, model in names:
         raw = index(entry(annotations=said, mediaType=MANIFEST_MEDIA_TYPE))
-        (found,) = parse_index(raw, "index")
+        (found,) = oci.parse_index(raw, "index")
         assert found.model == (model and ModelName.parse(model))
 
 
@@ -69,19 +62,19 @@ def test_names() -> None:
 )
 def test_indexes_to_refuse(raw: bytes) -> None:
     with pytest.raises(DocumentError, match="A2"):
-        parse_index(raw, "index")
+        oci.parse_index(raw, "index")
 
 
 def test_limits() -> None:
     large = [entry(size=2**26, digest=f"sha256:{n:064x}") for n in range(5)]
-    for entries in ([entry()] * (MAX_ENTRIES + 1), [entry(size=2**26 + 1)], large):
+    for entries in ([entry()] * (oci.MAX_ENTRIES + 1), [entry(size=2**26 + 1)], large):
         with pytest.raises(LimitExceededError):
-            parse_index(index(*entries), "index")
+            oci.parse_index(index(*entries), "index")
 
 
 def test_layouts() -> None:
-    check_layout(LAYOUT, "oci-layout")
+    oci.check_layout(oci.LAYOUT, "oci-layout")
     for raw in (b'{"imageLayoutVersion":"2.0.0"}', b"{}", b"", b'"1.0.0"'):
         with pytest.raises(BlobStoreError):
-            check_layout(raw, "oci-layout")
-    assert blob_path(DIGEST) == f"blobs/sha256/{DIGEST.hex}"
+            oci.check_layout(raw, "oci-layout")
+    assert oci.blob_path(DIGEST) == f"blobs/sha256/{DIGEST.hex}"

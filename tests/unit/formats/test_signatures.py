@@ -6,13 +6,7 @@ from typing import Any
 
 import pytest
 
-from blobstore.errors import (
-    BlobStoreError,
-    DigestMismatchError,
-    DocumentError,
-    InvalidNameError,
-    LimitExceededError,
-)
+from blobstore import errors
 from blobstore.formats.signatures import (
     MAX_ANNOTATIONS,
     MAX_FILE,
@@ -44,7 +38,7 @@ def test_identities() -> None:
     for text, (repository, tag) in IDENTITIES.items():
         assert DockerReference.parse(text) == DockerReference(repository, tag)
     for text in ("", "a\n", "x" * 513, ":1", "gcr.io/a/b@sha256:1", "gcr.io/\u00e9"):
-        with pytest.raises(InvalidNameError):
+        with pytest.raises(errors.InvalidNameError):
             DockerReference.parse(text)
     of_model = DockerReference.of(ModelName.parse("host.example:5000/Ns/M:Q4"))
     assert str(of_model) == "host.example:5000/ns/m:Q4"
@@ -87,11 +81,11 @@ def test_payloads_that_are_refused() -> None:
     assert Payload.parse(raw) == PAYLOAD  # optional keys are the user's
     of_critical = (changed(lambda value, do=do: do(value["critical"])) for do in CRITICAL)  # type: ignore[misc]  # bound now
     for raw in (*PAYLOADS, *of_critical):
-        with pytest.raises(DocumentError) as caught:
+        with pytest.raises(errors.DocumentError) as caught:
             Payload.parse(raw)
         assert caught.value.rule == "S1"
         assert len(caught.value.message) < 400
-    with pytest.raises(LimitExceededError):
+    with pytest.raises(errors.LimitExceededError):
         Payload.parse(changed(lambda value: value.update(optional={"a": "x" * MAX_PAYLOAD})))
 
 
@@ -102,7 +96,7 @@ def test_a_signature_in_a_file() -> None:
     # Base64 as Go reads it: line breaks are ignored; signatures that openssl encoded have some.
     assert Signature(b"", {SIGNATURE_KEY: "AQID\nBAU=\r\n"}).value == b"\1\2\3\4\5"
     for said in ({}, {SIGNATURE_KEY: "Ag"}, {SIGNATURE_KEY: "-_=="}):
-        with pytest.raises(DocumentError):
+        with pytest.raises(errors.DocumentError):
             _ = Signature(b"", said).value
 
 
@@ -112,7 +106,7 @@ def test_files_that_are_refused() -> None:
     changes += [{"annotations": {"a": "x" * MAX_ANNOTATIONS}}, {"padding": "x" * MAX_FILE}]
     for change in changes:
         raw = json.dumps({**json.loads(ONE.encode()), **change}).encode()
-        with pytest.raises(BlobStoreError):
+        with pytest.raises(errors.BlobStoreError):
             Signature.parse(raw, "a file")
 
 
@@ -124,7 +118,7 @@ def test_a_manifest_and_its_config() -> None:
     assert value["config"]["digest"] == str(Digest.of(made.config or b""))
     one, two = SignatureManifest.parse(made.raw).layers
     assert [one.signature(b"one"), two.signature(b"two")] == [ONE, TWO]
-    with pytest.raises(DigestMismatchError):
+    with pytest.raises(errors.DigestMismatchError):
         one.signature(b"two")
 
 
@@ -153,8 +147,8 @@ def test_manifests_that_are_refused() -> None:
     ]
     good = json.loads(SignatureManifest.of([ONE]).raw)
     for change in changes:
-        with pytest.raises((DocumentError, LimitExceededError)):
+        with pytest.raises((errors.DocumentError, errors.LimitExceededError)):
             SignatureManifest.parse(json.dumps({**good, **change}).encode())
     most = json.dumps({**good, "layers": [ONE.layer] * MAX_SIGNATURES}).encode()
-    with pytest.raises(LimitExceededError):
+    with pytest.raises(errors.LimitExceededError):
         SignatureManifest.parse(most).with_signatures([TWO])

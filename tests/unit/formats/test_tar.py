@@ -9,18 +9,8 @@ import pytest
 import zstandard
 
 from blobstore.errors import CorruptDataError, LimitExceededError
+from blobstore.formats import tar
 from blobstore.formats.seekable import encode_table, seek_table, stored_frame
-from blobstore.formats.tar import (
-    BLOCK,
-    END,
-    TarHeader,
-    in_blocks,
-    member_header,
-    parse_block,
-    parse_extension,
-    path_of,
-    with_extensions,
-)
 from blobstore.io.ranges import BytesReader
 
 WHAT = "a.tar"
@@ -38,8 +28,8 @@ WHAT = "a.tar"
 )
 def test_what_is_written_tarfile_reads_and_so_do_we(path: str, size: int, blocks: int) -> None:
     is_file = not path.endswith("/")
-    header = member_header(path, size)
-    assert len(header) == blocks * BLOCK
+    header = tar.member_header(path, size)
+    assert len(header) == blocks * tar.BLOCK
     with tarfile.open(fileobj=io.BytesIO(header)) as archive:
         info = archive.next()
     assert info is not None
@@ -51,18 +41,20 @@ def test_what_is_written_tarfile_reads_and_so_do_we(path: str, size: int, blocks
 def read(blocks: bytes) -> tuple[str | None, int]:
     says: dict[str, str] = {}
     at = 0
-    while (header := parse_block(blocks[at : at + BLOCK], WHAT)) is not None and header.extends:
-        data = blocks[at + BLOCK : at + BLOCK + header.size]
-        says |= parse_extension(header, data, WHAT)
-        at += BLOCK + in_blocks(header.size)
+    while (
+        header := tar.parse_block(blocks[at : at + tar.BLOCK], WHAT)
+    ) is not None and header.extends:
+        data = blocks[at + tar.BLOCK : at + tar.BLOCK + header.size]
+        says |= tar.parse_extension(header, data, WHAT)
+        at += tar.BLOCK + tar.in_blocks(header.size)
     assert header is not None
-    header = with_extensions(header, says, WHAT)
-    return path_of(header, WHAT), header.size
+    header = tar.with_extensions(header, says, WHAT)
+    return tar.path_of(header, WHAT), header.size
 
 
 def test_the_end_is_two_blocks_of_zeros() -> None:
-    assert bytes(1024) == END
-    assert parse_block(bytes(BLOCK), WHAT) is None
+    assert bytes(1024) == tar.END
+    assert tar.parse_block(bytes(tar.BLOCK), WHAT) is None
 
 
 @pytest.mark.parametrize("form", [tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])
@@ -78,14 +70,14 @@ def test_paths_and_sizes_of_all_forms(form: Literal[0, 1, 2]) -> None:
 def test_paths_that_lead_elsewhere() -> None:
     for name in ("/etc/passwd", "../x", "a//b", "a\\b", "", "a:b"):
         with pytest.raises(CorruptDataError, match="A1"):
-            path_of(TarHeader(b"0", name, 0), WHAT)
+            tar.path_of(tar.TarHeader(b"0", name, 0), WHAT)
 
 
 def test_links_devices_and_the_like() -> None:
     kinds = [(kind, "some/file", 0) for kind in (b"1", b"2", b"3", b"7", b"S", b"K", b"?")]
     for kind, name, size in (*kinds, (b"5", "folder-with-contents/", 1)):
         with pytest.raises(CorruptDataError):
-            path_of(TarHeader(kind, name, size), WHAT)
+            tar.path_of(tar.TarHeader(kind, name, size), WHAT)
 
 
 RECORDS = [b"22 GNU.sparse.major=1\n", b"11 path=a\n", b"0 path=a\n", b"99999999999 path=a\n"]
@@ -94,26 +86,28 @@ RECORDS += [b"11 size=-1\n\n", b"10 size=x\n", b"9 path=\xff\n"]
 RECORDS += [b"8 path=\n"]
 
 
-MEMBER = TarHeader(b"0", "a", 0)
+MEMBER = tar.TarHeader(b"0", "a", 0)
 
 
 def test_pax_records_that_are_refused() -> None:
     for records in RECORDS:
-        first = TarHeader(b"x", "", len(records))
+        first = tar.TarHeader(b"x", "", len(records))
         with pytest.raises(CorruptDataError, match="A1"):
-            path_of(with_extensions(MEMBER, parse_extension(first, records, WHAT), WHAT), WHAT)
+            tar.path_of(
+                tar.with_extensions(MEMBER, tar.parse_extension(first, records, WHAT), WHAT), WHAT
+            )
     with pytest.raises(CorruptDataError, match="global PAX header"):
-        parse_extension(TarHeader(b"g", "", 9), b"9 path=a\n", WHAT)
+        tar.parse_extension(tar.TarHeader(b"g", "", 9), b"9 path=a\n", WHAT)
     for kind in (b"g", b"x"):
-        assert parse_extension(TarHeader(kind, "", 13), b"13 comment=a\n", WHAT) == {}
+        assert tar.parse_extension(tar.TarHeader(kind, "", 13), b"13 comment=a\n", WHAT) == {}
 
 
 def test_every_byte_of_a_header_is_checked() -> None:
-    block = bytearray(member_header("path", 5))
-    for at in range(BLOCK):
+    block = bytearray(tar.member_header("path", 5))
+    for at in range(tar.BLOCK):
         block[at] ^= 1
         with pytest.raises(CorruptDataError):
-            parse_block(bytes(block), WHAT)
+            tar.parse_block(bytes(block), WHAT)
         block[at] ^= 1
 
 
@@ -126,7 +120,7 @@ def test_sums_of_signed_bytes_are_accepted() -> None:
 
 def test_sizes_beyond_any_blob() -> None:
     with pytest.raises(LimitExceededError):
-        read(member_header("some/file", 2**50))
+        read(tar.member_header("some/file", 2**50))
 
 
 FRAMES = [(10, 100), (20, 0), (5, 2**30)]

@@ -13,14 +13,7 @@ from support.arrays import bits
 from support.checkpoints import normal, safetensors_bytes, small_tensors, write_checkpoint
 
 import blobstore
-from blobstore.errors import (
-    BlobStoreError,
-    CorruptDataError,
-    InvalidNameError,
-    NotFoundError,
-    StorageError,
-    UnsupportedSourceError,
-)
+from blobstore import errors
 from blobstore.names import ModelName
 from blobstore.store.local.store import Store
 
@@ -44,7 +37,7 @@ def test_a_file_of_the_checkpoint_that_can_not_be_read_is_not_left_out(
     source = write_checkpoint(tmp_path / "m")
     (source / name).unlink(missing_ok=True)
     make(source / name)
-    with pytest.raises((NotFoundError, StorageError), match=name):
+    with pytest.raises((errors.NotFoundError, errors.StorageError), match=name):
         blobstore.import_model(source, store=store)
     assert not store.root.exists()
 
@@ -54,10 +47,10 @@ def test_a_tensor_in_two_files(tmp_path: Path) -> None:
     data = (source / "model.safetensors").read_bytes()
     for number in (1, 2):
         (source / f"model-0000{number}-of-00002.safetensors").write_bytes(data)
-    with pytest.raises(UnsupportedSourceError, match=r"model\.safetensors"):
+    with pytest.raises(errors.UnsupportedSourceError, match=r"model\.safetensors"):
         blobstore.plan_import(source)
     (source / "model.safetensors").unlink()
-    with pytest.raises(CorruptDataError, match="both hold"):
+    with pytest.raises(errors.CorruptDataError, match="both hold"):
         blobstore.plan_import(source)
 
 
@@ -72,18 +65,18 @@ def lfs_pointer(path: Path) -> None:
 @pytest.mark.parametrize(
     ("make", "kind", "says"),
     [
-        (dangling, NotFoundError, "model.safetensors"),
-        (lambda path: path.symlink_to("/dev/zero"), StorageError, "model.safetensors"),
-        (Path.touch, CorruptDataError, "model.safetensors"),
-        (cut, CorruptDataError, "model.safetensors"),
-        (lfs_pointer, CorruptDataError, "git-lfs"),
+        (dangling, errors.NotFoundError, "model.safetensors"),
+        (lambda path: path.symlink_to("/dev/zero"), errors.StorageError, "model.safetensors"),
+        (Path.touch, errors.CorruptDataError, "model.safetensors"),
+        (cut, errors.CorruptDataError, "model.safetensors"),
+        (lfs_pointer, errors.CorruptDataError, "git-lfs"),
     ],
 )
 def test_weights_that_can_not_be_read_are_an_error_at_once(
     store: Store,
     tmp_path: Path,
     make: Callable[[Path], None],
-    kind: type[BlobStoreError],
+    kind: type[errors.BlobStoreError],
     says: str,
 ) -> None:
     weights = write_checkpoint(tmp_path / "m") / "model.safetensors"
@@ -97,7 +90,7 @@ def test_weights_that_can_not_be_read_are_an_error_at_once(
 
 @pytest.mark.parametrize("path", ["nowhere", "a" * 300, "a\0b", "\udcff/" + "x" * 300])
 def test_a_path_where_no_file_can_be(path: str) -> None:
-    with pytest.raises((NotFoundError, StorageError)):
+    with pytest.raises((errors.NotFoundError, errors.StorageError)):
         blobstore.plan_import(path)
 
 
@@ -106,7 +99,7 @@ def test_names_of_files_that_could_not_be_files_again(tmp_path: Path, name: byte
     folder = write_checkpoint(tmp_path / "m")
     path = Path(os.fsdecode(os.fsencode(folder) + b"/" + name))
     path.write_bytes(safetensors_bytes(small_tensors()) if b"safe" in name else b"{}")
-    with pytest.raises(UnsupportedSourceError, match="can't be stored"):
+    with pytest.raises(errors.UnsupportedSourceError, match="can't be stored"):
         blobstore.plan_import(path if b"safe" in name else folder)
 
 
@@ -150,7 +143,7 @@ def test_its_name(store: Store, tmp_path: Path, path: str, quant: str | None, na
 def test_a_source_without_a_model_name_needs_one(store: Store, tmp_path: Path, folder: str) -> None:
     write_checkpoint(tmp_path / folder)
     for name in (None, "../x"):
-        with pytest.raises(InvalidNameError):
+        with pytest.raises(errors.InvalidNameError):
             blobstore.import_model(tmp_path / folder, name, store=store)
     assert not store.root.exists()
     text = blobstore.import_model(tmp_path / folder, "example.org/team/x:y", store=store)

@@ -1,7 +1,4 @@
-"""What an import does to values: casts are ml_dtypes', copies keep every bit, chunks leave no seam.
-
-Quantized ones are what the kernels find. Bad weights are named by their tensor and index.
-"""
+"""What an import does to values: ml_dtypes' casts, copies of every bit, no seams of chunks."""
 
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,4 @@
-"""A plan in a file gives the bytes of an import from its source, wherever it is carried out.
-
-A changed source and a hostile plan are typed errors.
-"""
+"""A plan in a file gives the bytes of an import, wherever it is carried out, or a typed error."""
 
 import copy
 import json

@@ -1,7 +1,4 @@
-"""repair: what is damaged becomes what it was, byte for byte, with any options of the import.
-
-Nothing else is touched.
-"""
+"""repair: what is damaged becomes what it was, byte for byte, and nothing else is touched."""
 
 import json
 import os
@@ -15,14 +12,7 @@ from support.checkpoints import normal, safetensors_bytes, small_tensors, write_
 from support.stores import layer_by_hand, manifest_path, with_newline_config
 
 import blobstore
-from blobstore.errors import (
-    BlobStoreError,
-    BusyError,
-    DocumentError,
-    NotFoundError,
-    UnsupportedSourceError,
-    UsageError,
-)
+from blobstore import errors
 from blobstore.importer.repair import recorded_import, repair_model
 from blobstore.names import ModelName
 from blobstore.store.care.checks import BlobChecks
@@ -127,7 +117,7 @@ def test_without_a_source_only_a_manifest_comes_back(store: Store, source: Path)
     assert path.read_bytes() == manifest
     path.unlink()
     next(store.blobs.path.iterdir()).unlink()
-    with pytest.raises(UsageError, match="1 of the") as caught:
+    with pytest.raises(errors.UsageError, match="1 of the") as caught:
         repair_model("m", store=store)
     assert "--from" in str(caught.value.hint)
     assert not path.exists()
@@ -149,7 +139,7 @@ def test_files_that_the_import_had_beside_it(store: Store, source: Path, tmp_pat
 
     broken()
     for wrong in (None, {"lm_head.weight": np.ones(64, np.float32)}):
-        with pytest.raises(UsageError, match="importance"):
+        with pytest.raises(errors.UsageError, match="importance"):
             repair_model("m", source, store=store, importance=wrong)
     result = repair_model("m", source, store=store, importance=importance)
     assert len(result.repaired) == 1
@@ -174,7 +164,7 @@ def test_another_source_is_refused_and_nothing_is_written(
     damage(path)
     before = snapshot(store)
     for number, tensors in enumerate((other, shorter, without)):
-        with pytest.raises(UnsupportedSourceError) as caught:
+        with pytest.raises(errors.UnsupportedSourceError) as caught:
             repair_model("m", write_checkpoint(tmp_path / str(number), tensors), store=store)
         assert caught.value.blob == path.name.replace("-", ":")
     assert snapshot(store) == before
@@ -207,7 +197,7 @@ def test_a_model_that_is_imported_again_during_the_repair_of_its_manifest_stays(
         blobstore.import_model(source, M, store=store, quant="int8")
 
     monkeypatch.setattr(BlobChecks, "run", meanwhile)
-    with pytest.raises(BusyError):
+    with pytest.raises(errors.BusyError):
         repair_model("m", source, store=store)
     with blobstore.open_model("m", store=store) as model:
         assert model.config.file_type == "int8"
@@ -227,18 +217,18 @@ def test_a_manifest_does_not_become_that_of_an_import_that_was_killed(
 
 
 def test_a_model_missing_beyond_help_or_of_another_kind(store: Store, source: Path) -> None:
-    with pytest.raises(NotFoundError):
+    with pytest.raises(errors.NotFoundError):
         repair_model("m", source, store=store)
     assert not store.root.exists()
     path = manifest_path(store, "m")
     path.parent.mkdir(parents=True)
     path.write_bytes(b"{")
-    with pytest.raises(DocumentError, match="no copy"):
+    with pytest.raises(errors.DocumentError, match="no copy"):
         repair_model("m", source, store=store)
     layer = layer_by_hand(store, "", b"GGUF") | {"mediaType": "application/vnd.ollama.image.model"}
     path.write_text(json.dumps({"schemaVersion": 2, "layers": [layer]}))
     next((store.root / "blobs").iterdir()).unlink()
-    with pytest.raises(BlobStoreError):
+    with pytest.raises(errors.BlobStoreError):
         repair_model("m", source, store=store)
 
 
@@ -258,7 +248,7 @@ def test_a_document_that_is_not_ours(source: Path, change: dict[str, Any]) -> No
     assert recorded_import(raw)[0].quant_type is not None
     if isinstance(change.get("options"), dict):
         change = {"options": document["options"] | change["options"]}
-    with pytest.raises((DocumentError, UnsupportedSourceError), match=r"B1|version"):
+    with pytest.raises((errors.DocumentError, errors.UnsupportedSourceError), match=r"B1|version"):
         recorded_import(json.dumps(document | change).encode())
 
 

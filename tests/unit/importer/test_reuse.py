@@ -155,10 +155,7 @@ def test_another_source_is_read(source: Path, store: Store, tmp_path: Path, chan
 
 @pytest.fixture
 def tick(monkeypatch: pytest.MonkeyPatch) -> int:
-    """A file system whose times are those of one tick of two seconds, as on FAT; its end.
-
-    The source was written in it.
-    """
+    """A file system with times of one tick of two seconds, as on FAT; the source's tick's end."""
     now_ns = time.time_ns() // (2 * 10**9) * 2 * 10**9
 
     def coarse(call: Callable[..., os.stat_result]) -> Callable[..., os.stat_result]:

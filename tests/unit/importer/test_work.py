@@ -1,7 +1,4 @@
-"""Many workers make the blobs of a plan, and one commit publishes the model of a single import.
-
-Whatever is lost, damaged, repeated or of another plan ends in that model or in a typed error.
-"""
+"""Many workers make a plan's blobs, and one commit its model; what is lost is a typed error."""
 
 import itertools
 import json

@@ -1,7 +1,4 @@
-"""list: headers are read of models that were never listed before.
-
-What is remembered is never trusted over the store.
-"""
+"""list: headers of models never listed before are read; hints are not trusted over the store."""
 
 import math
 from collections.abc import Callable

@@ -1,7 +1,4 @@
-"""Metadata of a file: read, edited in place or by a new file.
-
-Everything else stays byte for byte.
-"""
+"""Metadata of a file: read, edited in place or by a new file; all else stays byte for byte."""
 
 import errno
 import hashlib
@@ -17,14 +14,7 @@ from safetensors import safe_open
 from support.checkpoints import raw_safetensors, safetensors_bytes
 
 import blobstore
-from blobstore.errors import (
-    BlobStoreError,
-    BusyError,
-    HeaderError,
-    NotFoundError,
-    StorageError,
-    UsageError,
-)
+from blobstore import errors
 
 DATA = bytes(range(256)) * 40
 ENTRY = '"x":{"dtype":"U8","extra":[1.5,{"deep":null}],"shape":[10240],"data_offsets":[0,10240]}'
@@ -144,7 +134,7 @@ def test_blobs_are_refused(tmp_path: Path, name: str) -> None:
     link = tmp_path / "model.safetensors"
     link.symlink_to(path)
     for file in (path, link):
-        with pytest.raises(UsageError, match="named after its contents"):
+        with pytest.raises(errors.UsageError, match="named after its contents"):
             blobstore.edit_metadata(file, {"a": "b"})
     assert blobstore.read_metadata(link) == {}
 
@@ -152,12 +142,14 @@ def test_blobs_are_refused(tmp_path: Path, name: str) -> None:
 @pytest.mark.parametrize(
     ("changes", "kind"),
     [
-        ({"k": "\ud800"}, UsageError),
-        ({"k": 1}, UsageError),
-        ({"a": None, "nope": None}, NotFoundError),
+        ({"k": "\ud800"}, errors.UsageError),
+        ({"k": 1}, errors.UsageError),
+        ({"a": None, "nope": None}, errors.NotFoundError),
     ],
 )
-def test_changes_refused(file: Path, changes: dict[str, Any], kind: type[BlobStoreError]) -> None:
+def test_changes_refused(
+    file: Path, changes: dict[str, Any], kind: type[errors.BlobStoreError]
+) -> None:
     before = file.read_bytes()
     with pytest.raises(kind):
         blobstore.edit_metadata(file, changes)
@@ -170,12 +162,12 @@ def test_broken_missing_and_strange_files(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "fifo")
     (tmp_path / "loop").symlink_to("loop")
     for name, error in {
-        "broken": HeaderError,
-        "missing": NotFoundError,
-        "fifo": StorageError,
-        "loop": StorageError,
-        ".": StorageError,
-        "a\0b": StorageError,
+        "broken": errors.HeaderError,
+        "missing": errors.NotFoundError,
+        "fifo": errors.StorageError,
+        "loop": errors.StorageError,
+        ".": errors.StorageError,
+        "a\0b": errors.StorageError,
     }.items():
         with pytest.raises(error):
             blobstore.edit_metadata(f"{tmp_path}/{name}", {"a": "b"})
@@ -190,7 +182,7 @@ def test_edits_at_once_lose_nothing(file: Path) -> None:
         while True:
             try:
                 blobstore.edit_metadata(file, {f"key{number}": "v" * 100})
-            except BusyError:
+            except errors.BusyError:
                 continue
             return
 
@@ -221,7 +213,7 @@ def test_one_sector_is_changed_in_place(tmp_path: Path, first: int, is_in_place:
     new = value[:at] + "nn" + value[at + 2 :]
     inode = path.stat().st_ino
     if not is_in_place:
-        with pytest.raises(UsageError, match="several disk sectors"):
+        with pytest.raises(errors.UsageError, match="several disk sectors"):
             blobstore.edit_metadata(path, {"k": new}, in_place=True)
         assert blobstore.read_metadata(path) == {"k": value}
     edit = blobstore.edit_metadata(path, {"k": new})

@@ -9,14 +9,7 @@ from support.sparse import write_sparse, write_sparse_folder
 from support.stores import blob_path, commit_model
 
 import blobstore
-from blobstore.errors import (
-    BlobStoreError,
-    CorruptDataError,
-    DocumentError,
-    HeaderError,
-    LimitExceededError,
-    NotFoundError,
-)
+from blobstore import errors
 from blobstore.inspection.inspect import inspect
 from blobstore.inspection.inspection import TargetKind
 from blobstore.store.local.store import Store
@@ -51,15 +44,12 @@ def test_shards_without_an_index(tmp_path: Path) -> None:
     assert inspect(folder).parameter_count == COUNT
     assert len(inspect(folder / "model-00002-of-00005.safetensors").tensors) == 2
     (folder / "model-00004-of-00005.safetensors").unlink()
-    with pytest.raises(NotFoundError, match="model-00004-of-00005"):
+    with pytest.raises(errors.NotFoundError, match="model-00004-of-00005"):
         inspect(folder)
 
 
 def test_files_of_any_name_each_for_itself(tmp_path: Path) -> None:
-    """Two adapters have tensors of the same names.
-
-    Nothing belongs together that lies in two files.
-    """
+    """Two adapters have tensors of the same names: what lies in two files stays apart."""
     packed = {"x.qweight": ("I32", (128, 12)), "x.scales": ("F16", (4, 96))}
     write_sparse(tmp_path / "a.safetensors", packed)
     write_sparse(tmp_path / "b.safetensors", {"x.qweight": ("I32", (64, 64))})
@@ -74,11 +64,11 @@ def test_files_of_any_name_each_for_itself(tmp_path: Path) -> None:
 
 def test_a_folder_without_weights_says_what_there_is(tmp_path: Path) -> None:
     (tmp_path / "model.onnx").touch()
-    with pytest.raises(NotFoundError, match=r"no \.safetensors or \.gguf file") as caught:
+    with pytest.raises(errors.NotFoundError, match=r"no \.safetensors or \.gguf file") as caught:
         inspect(tmp_path)
     assert (caught.value.hint or "").endswith("model.onnx is neither safetensors nor GGUF.")
     write_checkpoint(tmp_path / "other" / "unet")
-    with pytest.raises(NotFoundError) as caught:
+    with pytest.raises(errors.NotFoundError) as caught:
         inspect(tmp_path / "other")
     assert (caught.value.hint or "").endswith("unet has some.")
 
@@ -87,21 +77,21 @@ def test_an_index_of_too_many_files(tmp_path: Path) -> None:
     """Behind a server each would be a request."""
     weight_map = {f"x{number}": f"{number}.safetensors" for number in range(10_001)}
     (tmp_path / INDEX).write_text(json.dumps({"weight_map": weight_map}))
-    with pytest.raises(LimitExceededError, match="10,001 files"):
+    with pytest.raises(errors.LimitExceededError, match="10,001 files"):
         inspect(tmp_path)
 
 
 @pytest.mark.parametrize(
     ("name", "file", "kind", "says"),
     [
-        ("ghost", SHARD, CorruptDataError, "'ghost'"),
-        ("layers.3.weight", None, CorruptDataError, r"layers\.3\.weight"),
-        ("x", "../x.safetensors", DocumentError, "I1"),
-        ("x", "absent.safetensors", NotFoundError, "absent.safetensors"),
+        ("ghost", SHARD, errors.CorruptDataError, "'ghost'"),
+        ("layers.3.weight", None, errors.CorruptDataError, r"layers\.3\.weight"),
+        ("x", "../x.safetensors", errors.DocumentError, "I1"),
+        ("x", "absent.safetensors", errors.NotFoundError, "absent.safetensors"),
     ],
 )
 def test_an_index_that_does_not_fit_its_shards_is_refused(
-    tmp_path: Path, name: str, file: str | None, kind: type[BlobStoreError], says: str
+    tmp_path: Path, name: str, file: str | None, kind: type[errors.BlobStoreError], says: str
 ) -> None:
     folder = write_sparse_folder(tmp_path, TENSORS, shards=2)
     index = json.loads((folder / INDEX).read_text())
@@ -115,14 +105,14 @@ def test_an_index_that_does_not_fit_its_shards_is_refused(
 def test_damaged_files_are_refused_by_rule(tmp_path: Path) -> None:
     folder = write_sparse_folder(tmp_path, TENSORS, shards=2)
     (folder / INDEX).write_text("{" * 100)
-    with pytest.raises(DocumentError, match="I1"):
+    with pytest.raises(errors.DocumentError, match="I1"):
         inspect(folder)
     (folder / INDEX).unlink()
     write_sparse(folder / SHARD, {"layers.9.weight": ("F32", (3,))})
-    with pytest.raises(DocumentError, match=r"both hold the tensor 'layers\.9\.weight'"):
+    with pytest.raises(errors.DocumentError, match=r"both hold the tensor 'layers\.9\.weight'"):
         inspect(folder)
     (folder / SHARD).write_bytes(b"{}")
-    with pytest.raises(HeaderError, match="F1"):
+    with pytest.raises(errors.HeaderError, match="F1"):
         inspect(folder)
 
 
@@ -142,7 +132,7 @@ def test_a_damaged_stored_model_is_refused_by_model_and_blob(store: Store) -> No
     tensor = {"dtype": "U32", "shape": [4], "data_offsets": [0, 16]}
     data = raw_safetensors({"x": tensor, "__metadata__": {"quant_type": "int4"}}, b"0" * 16)
     blob = str(commit_model(store, "m", data).layers[0].digest)
-    for kind in (CorruptDataError, NotFoundError):
+    for kind in (errors.CorruptDataError, errors.NotFoundError):
         with pytest.raises(kind) as caught:
             inspect("m", store=store)
         assert (caught.value.model, caught.value.blob) == ("m:latest", blob)

@@ -1,7 +1,4 @@
-"""What a text names: a path, an address, a repository of the Hub, a stored model.
-
-The Hub's grammar is huggingface_hub's.
-"""
+"""What a text names: a path, an address, a repository by the Hub's grammar, a stored model."""
 
 from pathlib import Path
 

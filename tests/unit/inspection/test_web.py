@@ -68,10 +68,7 @@ def test_a_folder_an_index_and_a_file(server: Server, sharded: Path) -> None:
 
 
 def test_a_file_of_any_address(server: Server, tmp_path: Path) -> None:
-    """Signed addresses have a query and end in anything.
-
-    What has nothing below it is tried as a file.
-    """
+    """Signed addresses have a query and end in anything; one with nothing below may be a file."""
     data = safetensors_bytes(small_tensors())
     script = server.play(files({"download?id=7&sig=secret%2Fx": data, "blobs/sha256-00": data}))
     found = inspect(server.at("download?id=7&sig=secret%2Fx"))

@@ -14,13 +14,7 @@ from numpy.lib.stride_tricks import as_strided
 from support.weights import BF16, DTYPES, F32, KERNELS, assert_same_parts, random_weights
 
 import blobstore
-from blobstore import QuantizedArray
-from blobstore.errors import (
-    BlobStoreError,
-    NonFiniteWeightError,
-    UnsupportedSourceError,
-    UsageError,
-)
+from blobstore import QuantizedArray, errors
 from blobstore.formats.quant import Quantization, QuantType
 
 Array = np.ndarray[Any, Any]
@@ -44,15 +38,15 @@ NO_ARRAYS: dict[str, Any] = {
 
 @pytest.mark.parametrize("given", NO_ARRAYS.values(), ids=NO_ARRAYS)
 def test_what_is_not_an_array_of_numbers_is_refused(given: Any) -> None:
-    with pytest.raises(BlobStoreError):
+    with pytest.raises(errors.BlobStoreError):
         blobstore.quantize(given, "nvfp4", method="search", jobs=2)
-    with pytest.raises(UsageError, match="importance"):
+    with pytest.raises(errors.UsageError, match="importance"):
         blobstore.quantize(WEIGHTS, "int4", method="search", importance=given)
     for whole in (INT4, NVFP4):
         for part in ("weight", "scale", "bias", "global_scale", "quantization"):
-            with pytest.raises(BlobStoreError):
+            with pytest.raises(errors.BlobStoreError):
                 blobstore.dequantize(replace(whole, **{part: given}))
-    with pytest.raises(UsageError, match="QuantizedArray"):
+    with pytest.raises(errors.UsageError, match="QuantizedArray"):
         blobstore.dequantize(given)
 
 
@@ -73,7 +67,9 @@ def test_the_index_of_the_first_non_finite_weight_is_said(quant_type: str) -> No
             weights = random_weights(dtype, 2, 3, 64)
             weights[1, 0, 63] = weights[1, 2, 0] = weights[1, 0, 62] = bad
             for options in ({}, {"method": "search"}, {"jobs": 3}):
-                with pytest.raises(NonFiniteWeightError, match=r"\[1, 0, 62\] is -?(nan|inf)") as e:
+                with pytest.raises(
+                    errors.NonFiniteWeightError, match=r"\[1, 0, 62\] is -?(nan|inf)"
+                ) as e:
                     blobstore.quantize(weights, quant_type, kernel=kernel, **options)
                 assert e.value.index == (1, 0, 62)
 
@@ -106,19 +102,19 @@ REFUSED: list[tuple[Any, Any, dict[str, Any], str]] = [
 def test_what_can_not_be_quantized_is_a_usage_error(
     array: Any, quant_type: Any, options: dict[str, Any], says: str
 ) -> None:
-    with pytest.raises(UsageError, match=says):
+    with pytest.raises(errors.UsageError, match=says):
         blobstore.quantize(array, quant_type, **options)
 
 
 def test_a_dtype_that_safetensors_does_not_have_is_an_unsupported_source() -> None:
     for array in (np.full((2, 64), "1"), np.ones((2, 64), np.complex128)):
-        with pytest.raises(UnsupportedSourceError, match="safetensors"):
+        with pytest.raises(errors.UnsupportedSourceError, match="safetensors"):
             blobstore.quantize(array, "int4")
 
 
 @pytest.mark.parametrize("dtype", [None, np.float32, "float64", ""])
 def test_values_of_another_dtype_are_a_usage_error(dtype: Any) -> None:
-    with pytest.raises(UsageError, match=r"dtype|values"):
+    with pytest.raises(errors.UsageError, match=r"dtype|values"):
         blobstore.dequantize(INT4, dtype)
 
 
@@ -135,7 +131,7 @@ def test_values_of_another_dtype_are_a_usage_error(dtype: Any) -> None:
 def test_parts_that_do_not_fit_each_other_are_a_usage_error(
     whole: QuantizedArray[Array], changes: dict[str, Any]
 ) -> None:
-    with pytest.raises(UsageError, match="do not fit"):
+    with pytest.raises(errors.UsageError, match="do not fit"):
         blobstore.dequantize(replace(whole, **changes))
 
 
@@ -145,7 +141,7 @@ def test_parts_whose_groups_do_not_divide_their_rows_are_refused() -> None:
         quantization = Quantization(QuantType.NVFP4, 16)
         weight = np.zeros((2, words), np.uint32)
         parts: QuantizedArray[Array] = QuantizedArray(weight, scale, None, None, quantization)
-        with pytest.raises(UsageError, match="groups of 16"):
+        with pytest.raises(errors.UsageError, match="groups of 16"):
             blobstore.dequantize(parts)
 
 
@@ -170,8 +166,8 @@ def arrays(draw: st.DrawFn) -> Array:
 def test_any_arrays_are_quantized_and_dequantized_or_refused(
     array: Array, scale: Array, bias: Array | None, factor: Array | None, quant_type: str
 ) -> None:
-    with suppress(BlobStoreError):
+    with suppress(errors.BlobStoreError):
         blobstore.quantize(array, quant_type, method="search", jobs=2)
     quantization = blobstore.kernels.quantization_of(quant_type)
-    with suppress(BlobStoreError):
+    with suppress(errors.BlobStoreError):
         blobstore.dequantize(QuantizedArray(array, scale, bias, factor, quantization))

@@ -35,10 +35,7 @@ def decoded(codes: Array, scales: Array, run: BlockRun, kernel: kernels.Kernel) 
 
 
 def expected_bits(codes: Array, scales: Array, code: DType = DType.F8_E4M3) -> Array:
-    """Return the BF16 bits of codes with a scale each.
-
-    Exact products in float64 are rounded to float32, then to BF16.
-    """
+    """Return the BF16 bits of scaled codes: exact products, rounded to float32, then to BF16."""
     with np.errstate(all="ignore"):
         products = codes.view(CODES[code]).astype(np.float64) * scales.astype(np.float64)
         values = products.astype(np.float32).astype(BF16)

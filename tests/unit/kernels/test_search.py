@@ -1,7 +1,4 @@
-"""A search is never worse than minmax in any group, and is much better on average.
-
-Errors are those of the dequantized values, in float64; "never worse" is meant without tolerance.
-"""
+"""A search is, without tolerance, never worse than minmax in any group, and better on average."""
 
 from typing import Any
 
@@ -41,10 +38,7 @@ def both(
 def assert_never_worse(
     weights: Array, quant_type: str, group_size: int, importance: Array | None = None
 ) -> None:
-    """Fail if any group's error is larger than minmax's, or a scale is NaN.
-
-    Where float32 overflows, minmax reads back as infinities or NaN, which nothing is worse than.
-    """
+    """Fail if a group's error exceeds minmax's, unless that overflows; or if a scale is NaN."""
     searched, minmax = both(weights, quant_type, group_size, importance)
     with np.errstate(over="ignore", invalid="ignore"):
         found = squared_errors(weights, searched, importance)

@@ -1,7 +1,4 @@
-"""Every native target stores and reads the bits of the NumPy twin, for every type and float format.
-
-Not only the best target of this machine: a processor of a lower level runs another.
-"""
+"""Every native target, not only the machine's best, stores and reads the bits of the NumPy twin."""
 
 from functools import partial
 from typing import Any

@@ -13,13 +13,7 @@ from support.stores import blob_path, manifest_path
 from support.talking import CHAT_TEMPLATE, Letters
 
 import blobstore
-from blobstore.errors import (
-    BlobStoreError,
-    DocumentError,
-    LimitExceededError,
-    UnsupportedSourceError,
-    UsageError,
-)
+from blobstore import errors
 from blobstore.formats.documents import MESSAGES_MEDIA_TYPE, PARAMS_MEDIA_TYPE, SYSTEM_MEDIA_TYPE
 from blobstore.mlx_lm.prompts import ModelTexts, Prompts, texts_of
 from blobstore.mlx_lm.template_process import TemplateError, TemplateProcess
@@ -46,7 +40,9 @@ def test_the_chat_template_counts_before_ollamas() -> None:
 def test_ollamas_template_is_not_run() -> None:
     made = prompts(template=OLLAMA)
     assert not made.continues
-    with pytest.raises(UnsupportedSourceError, match="m:latest: its only chat template") as caught:
+    with pytest.raises(
+        errors.UnsupportedSourceError, match="m:latest: its only chat template"
+    ) as caught:
         text(made, SYSTEM, USER)
     assert "--raw" in str(caught.value.hint)
     assert text(prompts(template=OLLAMA, is_raw=True), USER) == "^hi"
@@ -66,7 +62,7 @@ def test_messages_of_openai() -> None:
     template = "{{ messages[0].tool_calls[0].function.arguments.a }}{{ tools }}{{ flag }}"
     document = {"messages": [said], "tools": [], "chat_template_kwargs": {"flag": "x"}}
     assert Letters.decode(prompts(template).chat_tokens(document)) == "1Nonex"
-    with pytest.raises(UsageError, match=r"can't make a prompt of the messages: .*narrator"):
+    with pytest.raises(errors.UsageError, match=r"can't make a prompt of the messages: .*narrator"):
         prompts(CHAT_TEMPLATE).chat_tokens({"messages": [{"role": "narrator", "content": "x"}]})
     whole = Letters.decode(prompts().chat_tokens({"messages": [USER]}))
     assert whole.endswith("USER: hi\nASSISTANT:")  # as mlx_lm.server has it without a template
@@ -91,7 +87,7 @@ def test_without_a_template_the_text_is_continued(is_raw: bool) -> None:
     ],
 )
 def test_a_broken_template_is_a_typed_error(template: str, reason: str) -> None:
-    with pytest.raises(UnsupportedSourceError, match=reason):
+    with pytest.raises(errors.UnsupportedSourceError, match=reason):
         text(prompts(template), USER)
 
 
@@ -185,11 +181,11 @@ def replace_layer(store: Store, media_type: str, data: bytes) -> None:
     path.write_text(json.dumps(manifest))
 
 
-DAMAGED: dict[str, tuple[str, bytes, type[BlobStoreError]]] = {
-    "system prompt is not UTF-8 at byte 1": (SYSTEM_MEDIA_TYPE, b"a\xff", DocumentError),
-    "parameters is not a JSON object": (PARAMS_MEDIA_TYPE, b"[]", DocumentError),
-    "expected a role and a text": (MESSAGES_MEDIA_TYPE, b'[{"role":"user"}]', DocumentError),
-    "limit exceeded": (PARAMS_MEDIA_TYPE, b" " * (17 * 2**20), LimitExceededError),
+DAMAGED: dict[str, tuple[str, bytes, type[errors.BlobStoreError]]] = {
+    "system prompt is not UTF-8 at byte 1": (SYSTEM_MEDIA_TYPE, b"a\xff", errors.DocumentError),
+    "parameters is not a JSON object": (PARAMS_MEDIA_TYPE, b"[]", errors.DocumentError),
+    "expected a role and a text": (MESSAGES_MEDIA_TYPE, b'[{"role":"user"}]', errors.DocumentError),
+    "limit exceeded": (PARAMS_MEDIA_TYPE, b" " * (17 * 2**20), errors.LimitExceededError),
 }
 
 

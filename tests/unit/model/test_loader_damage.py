@@ -6,15 +6,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from support import stores
 from support.checkpoints import normal, raw_safetensors, safetensors_bytes
-from support.stores import (
-    Arrays,
-    blob_path,
-    layer_by_hand,
-    link_by_hand,
-    manifest_path,
-    stored_arrays,
-)
 
 import blobstore
 from blobstore.errors import BlobStoreError, CorruptDataError, NotFoundError, UnsupportedSourceError
@@ -26,16 +19,16 @@ NAME = "a.weight"
 
 
 def _blob(quant_type: str = "int4", group_size: int | None = None) -> bytes:
-    arrays, metadata = stored_arrays(NAME, normal("a", 4, 128), quant_type, group_size)
+    arrays, metadata = stores.stored_arrays(NAME, normal("a", 4, 128), quant_type, group_size)
     return safetensors_bytes(arrays, metadata)
 
 
 def linked(store: Store, blob: bytes) -> Path:
     """Link the model ``m`` of that blob and a sound one; return where the blob lies."""
-    link_by_hand(
+    stores.link_by_hand(
         store, "m", {NAME: blob, "b.weight": safetensors_bytes({"b.weight": normal("b", 4, 64)})}
     )
-    return blob_path(store, blob)
+    return stores.blob_path(store, blob)
 
 
 def assert_names_all(error: BlobStoreError, blob: Path, tensor: str | None = NAME) -> None:
@@ -75,10 +68,7 @@ def test_a_blob_missing_of_another_size_or_without_a_header(store: Store, damage
 
 @pytest.mark.parametrize("step", [29, pytest.param(1, marks=pytest.mark.long)])
 def test_bits_of_a_header(store: Store, step: int) -> None:
-    """Reading at once finds a flipped bit.
-
-    Without that it gives a typed error, or as many tensors as there were.
-    """
+    """Reading at once finds a flipped bit; else a typed error, or as many tensors as there were."""
     path = linked(store, blob := _blob())
     for bit in range(0, 8 * (8 + int.from_bytes(blob[:8], "little")), step):
         damaged = bytearray(blob)
@@ -94,21 +84,21 @@ def test_bits_of_a_header(store: Store, step: int) -> None:
 
 
 def test_a_damaged_document(store: Store) -> None:
-    layer = layer_by_hand(store, "config.json", b'{"a":1}') | {
+    layer = stores.layer_by_hand(store, "config.json", b'{"a":1}') | {
         "mediaType": "application/vnd.ollama.image.json"
     }
-    path = manifest_path(store, "m")
+    path = stores.manifest_path(store, "m")
     path.parent.mkdir(parents=True)
-    weights = layer_by_hand(store, "x", safetensors_bytes({"x": normal("x", 3)}))
+    weights = stores.layer_by_hand(store, "x", safetensors_bytes({"x": normal("x", 3)}))
     path.write_text(json.dumps({"schemaVersion": 2, "layers": [weights, layer]}))
-    blob_path(store, b'{"a":1}').write_bytes(b'{"a":2}')
+    stores.blob_path(store, b'{"a":1}').write_bytes(b'{"a":2}')
     with pytest.raises(CorruptDataError):
         blobstore.open_model("m", store=store, verify=True)
     model = blobstore.open_model("m", store=store)
     with pytest.raises(CorruptDataError) as caught:
         model.document("config.json")
     assert (caught.value.model, caught.value.blob) == ("m:latest", layer["digest"])
-    blob_path(store, b'{"a":1}').unlink()
+    stores.blob_path(store, b'{"a":1}').unlink()
     with pytest.raises(NotFoundError, match=r"config\.json"):
         blobstore.open_model("m", store=store).document("config.json")
 
@@ -142,7 +132,7 @@ def _with(suffix: str, array: Array) -> Change:
 def test_companions_that_do_not_fit(
     store: Store, quant_type: str, change: Change, says: str
 ) -> None:
-    parts, metadata = stored_arrays(NAME, normal("a", 4, 128), quant_type)
+    parts, metadata = stores.stored_arrays(NAME, normal("a", 4, 128), quant_type)
     change(parts)
     path = linked(store, safetensors_bytes(parts, metadata))
     with pytest.raises(CorruptDataError, match=says) as caught:
@@ -152,11 +142,11 @@ def test_companions_that_do_not_fit(
 
 def test_two_blobs_that_hold_the_same_tensor(store: Store) -> None:
     one, two = (safetensors_bytes({"same": np.full(3, value, np.float32)}) for value in (1, 2))
-    link_by_hand(store, "m", {"same": one, "other": two})
+    stores.link_by_hand(store, "m", {"same": one, "other": two})
     with pytest.raises(CorruptDataError, match="same") as caught:
         blobstore.open_model("m", store=store)
     assert (caught.value.model, caught.value.tensor) == ("m:latest", "same")
-    assert caught.value.blob == blob_path(store, two).name.replace("-", ":")
+    assert caught.value.blob == stores.blob_path(store, two).name.replace("-", ":")
 
 
 def test_a_tensor_beyond_the_limits_is_refused(store: Store) -> None:
@@ -167,8 +157,8 @@ def test_a_tensor_beyond_the_limits_is_refused(store: Store) -> None:
 W = "x.weight"
 
 
-def opened(store: Store, arrays: Arrays, metadata: dict[str, str]) -> Model:
-    link_by_hand(store, "m", {W: safetensors_bytes(arrays, metadata)})
+def opened(store: Store, arrays: stores.Arrays, metadata: dict[str, str]) -> Model:
+    stores.link_by_hand(store, "m", {W: safetensors_bytes(arrays, metadata)})
     return blobstore.open_model("m", store=store)
 
 
@@ -181,7 +171,7 @@ def kind(model: Model, name: str) -> str:
     [("int4", 128), ("int8", 32), ("nvfp4", 16), ("mxfp4", 32), ("mxfp8", 32)],
 )
 def test_the_blobs_metadata(store: Store, quant_type: str, group_size: int) -> None:
-    model = opened(store, *stored_arrays(W, normal("w", 4, 256), quant_type, group_size))
+    model = opened(store, *stores.stored_arrays(W, normal("w", 4, 256), quant_type, group_size))
     assert (kind(model, W), model[W].shape) == (f"{quant_type}/{group_size}", (4, 256))
     wanted = blobstore.dequantize(
         blobstore.quantize(normal("w", 4, 256), quant_type, group_size=group_size)
@@ -190,8 +180,8 @@ def test_the_blobs_metadata(store: Store, quant_type: str, group_size: int) -> N
 
 
 def test_a_tensors_own_metadata_win_over_the_blobs(store: Store) -> None:
-    arrays, metadata = stored_arrays(W, normal("w", 4, 256), "int8", 64)
-    more, _ = stored_arrays("y.weight", normal("y", 4, 256), "int4", 128)
+    arrays, metadata = stores.stored_arrays(W, normal("w", 4, 256), "int8", 64)
+    more, _ = stores.stored_arrays("y.weight", normal("y", 4, 256), "int4", 128)
     metadata |= {"y.weight.quant_type": "int4", "y.weight.group_size": "128"}
     model = opened(store, arrays | more, metadata)
     assert (kind(model, W), kind(model, "y.weight")) == ("int8/64", "int4/128")
@@ -199,24 +189,24 @@ def test_a_tensors_own_metadata_win_over_the_blobs(store: Store) -> None:
 
 
 def test_without_metadata_the_only_answer_is_taken(store: Store) -> None:
-    arrays, _ = stored_arrays(W, normal("w", 4, 256), "int4", 32)
+    arrays, _ = stores.stored_arrays(W, normal("w", 4, 256), "int4", 32)
     assert kind(opened(store, arrays, {}), W) == "int4/32"
 
 
 @pytest.mark.parametrize("groups", [4, 3], ids=["two answers", "none"])
 def test_without_metadata_no_or_two_answers_are_an_error(store: Store, groups: int) -> None:
-    arrays, _ = stored_arrays(W, normal("w", 4, 256), "int4", 64)
+    arrays, _ = stores.stored_arrays(W, normal("w", 4, 256), "int4", 64)
     arrays[f"{W}.scale"] = arrays[f"{W}.bias"] = normal("s", 4, groups)
     with pytest.raises(
         CorruptDataError, match="int4/64, int8/32" if groups == 4 else "none"
     ) as caught:
         opened(store, arrays, {})
-    digest = blob_path(store, safetensors_bytes(arrays, {})).name.replace("-", ":")
+    digest = stores.blob_path(store, safetensors_bytes(arrays, {})).name.replace("-", ":")
     assert (caught.value.tensor, caught.value.model, caught.value.blob) == (W, "m:latest", digest)
 
 
 def test_floats_and_integers_without_a_scale_or_metadata_are_just_that(store: Store) -> None:
-    arrays, metadata = stored_arrays(W, normal("w", 4, 256), "int4")
+    arrays, metadata = stores.stored_arrays(W, normal("w", 4, 256), "int4")
     beside = {"norm": normal("n", 256), "y.bias": normal("b", 4)}
     alone = {
         "ids": np.arange(8, dtype=np.uint32),
@@ -225,7 +215,7 @@ def test_floats_and_integers_without_a_scale_or_metadata_are_just_that(store: St
         "z.scale": normal("s", 4),
     }
     blobs = {W: safetensors_bytes(arrays | beside, metadata), "z": safetensors_bytes(alone)}
-    link_by_hand(store, "m", blobs)
+    stores.link_by_hand(store, "m", blobs)
     model = blobstore.open_model("m", store=store)
     assert set(model) == {W, *beside, *alone}
     assert [name for name in model if model[name].quant_type] == [W]
@@ -242,7 +232,7 @@ def test_floats_and_integers_without_a_scale_or_metadata_are_just_that(store: St
     ],
 )  # fmt: skip
 def test_an_unknown_type_is_unsupported(store: Store, metadata: dict[str, str], says: str) -> None:
-    arrays, _ = stored_arrays(W, normal("w", 4, 256), "int4")
+    arrays, _ = stores.stored_arrays(W, normal("w", 4, 256), "int4")
     with pytest.raises(UnsupportedSourceError, match=says) as caught:
         opened(store, arrays, metadata)
     assert (caught.value.tensor, caught.value.model) == (W, "m:latest")
@@ -251,5 +241,7 @@ def test_an_unknown_type_is_unsupported(store: Store, metadata: dict[str, str], 
 def test_names_in_the_blob_are_the_truth(store: Store) -> None:
     tensors = {f"layer.experts.{number}.weight": normal(str(number), 2, 4) for number in range(3)}
     other = safetensors_bytes({"right.name": normal("r", 3)})
-    link_by_hand(store, "m", {"layer.experts": safetensors_bytes(tensors), "wrong.name": other})
+    stores.link_by_hand(
+        store, "m", {"layer.experts": safetensors_bytes(tensors), "wrong.name": other}
+    )
     assert set(blobstore.open_model("m", store=store)) == {*tensors, "right.name"}

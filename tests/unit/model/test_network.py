@@ -1,7 +1,4 @@
-"""Plans of networks: which codes move where, what gets values, and what is refused.
-
-No weight is made.
-"""
+"""Plans of networks: which codes move where, what gets values, and what is refused."""
 
 import json
 from collections.abc import Iterator

@@ -13,24 +13,13 @@ from support.plotted import HOSTILE, SPECIFICATIONS, layer_errors
 
 from blobstore.formats.dtypes import DType
 from blobstore.formats.quant import QuantType
-from blobstore.plots.charts import (
-    MOST_POINTS,
-    MOST_ROWS,
-    ModelPoint,
-    TensorError,
-    cells,
-    error_lines,
-    errors,
-    frontier,
-    layer_and_projection,
-    scatter,
-)
+from blobstore.plots import charts
 from blobstore.plots.specification import COLOURS, family_of_type
 from blobstore.plots.treemap import module_and_part, rectangles, treemap
 
 
-def an_error(name: str, relative: float | None = 0.1, *, kept: bool = False) -> TensorError:
-    return TensorError(name, "int4", (64, 64), relative, kept)
+def an_error(name: str, relative: float | None = 0.1, *, kept: bool = False) -> charts.TensorError:
+    return charts.TensorError(name, "int4", (64, 64), relative, kept)
 
 
 @pytest.mark.parametrize(
@@ -43,24 +32,28 @@ def an_error(name: str, relative: float | None = 0.1, *, kept: bool = False) -> 
     ],
 )
 def test_what_a_name_gives(name: str, place: tuple[int | None, str], module: str) -> None:
-    assert layer_and_projection(name) == place
+    assert charts.layer_and_projection(name) == place
     assert module_and_part(name)[0] == module
 
 
 def test_of_many_tensors_the_worst_are_drawn() -> None:
-    (cell,) = cells([an_error(f"l.0.experts.{n}.up", error) for n, error in enumerate((1, 3, 2))])
+    (cell,) = charts.cells(
+        [an_error(f"l.0.experts.{n}.up", error) for n, error in enumerate((1, 3, 2))]
+    )
     assert (cell.worst.name, cell.error, cell.tensors) == ("l.0.experts.1.up", 3, 3)
-    wide = cells([an_error(f"t{n}", n / 1000) for n in range(1000)])
-    assert sorted(cell.error for cell in wide) == [n / 1000 for n in range(1000 - MOST_ROWS, 1000)]
-    spec = scatter([an_error(f"t{n}", n / 5000) for n in range(5000)])
+    wide = charts.cells([an_error(f"t{n}", n / 1000) for n in range(1000)])
+    assert sorted(cell.error for cell in wide) == [
+        n / 1000 for n in range(1000 - charts.MOST_ROWS, 1000)
+    ]
+    spec = charts.scatter([an_error(f"t{n}", n / 5000) for n in range(5000)])
     points = spec["data"][0]["values"]
-    assert len(points) == MOST_POINTS
+    assert len(points) == charts.MOST_POINTS
     assert points[0]["y"] == 4999 / 5000
     assert "The 1,500 worst are drawn." in spec["description"]
 
 
 def test_the_heat_map_has_a_cell_for_each_tensor_and_a_table_by_error() -> None:
-    spec = errors(layer_errors(3))
+    spec = charts.errors(layer_errors(3))
     data = {table["name"]: table["values"] for table in spec["data"]}
     assert (len(data["cells"]), len(data["rows"])) == (9, 1)
     scales = {scale["name"]: scale["domain"] for scale in spec["scales"]}
@@ -73,13 +66,13 @@ def test_the_heat_map_has_a_cell_for_each_tensor_and_a_table_by_error() -> None:
 
 def test_the_front_has_the_models_that_none_beats() -> None:
     models = [
-        ModelPoint("small", "int4", 10, 0.3),
-        ModelPoint("beaten", "nvfp4", 12, 0.4),
-        ModelPoint("twin", "int4", 10, 0.3),
-        ModelPoint("large", "int8", 20, 0.1),
-        ModelPoint("beaten too", "mxfp8", 30, 0.1),
+        charts.ModelPoint("small", "int4", 10, 0.3),
+        charts.ModelPoint("beaten", "nvfp4", 12, 0.4),
+        charts.ModelPoint("twin", "int4", 10, 0.3),
+        charts.ModelPoint("large", "int8", 20, 0.1),
+        charts.ModelPoint("beaten too", "mxfp8", 30, 0.1),
     ]
-    spec = frontier(reversed(models))
+    spec = charts.frontier(reversed(models))
     rows = spec["usermeta"]["table"]["rows"]
     assert {row[0] for row in rows if row[-1] == "yes"} == {"small", "large"}
     assert spec["data"][1]["values"] == [{"x": 10, "y": 0.3}, {"x": 20, "y": 0.1}]
@@ -88,8 +81,8 @@ def test_the_front_has_the_models_that_none_beats() -> None:
 # In a terminal
 
 
-def lines_of(found: list[TensorError], width: int = 80, **options: bool) -> list[str]:
-    lines = error_lines(found, width, **({"ascii_only": False, "colours": False} | options))
+def lines_of(found: list[charts.TensorError], width: int = 80, **options: bool) -> list[str]:
+    lines = charts.error_lines(found, width, **({"ascii_only": False, "colours": False} | options))
     assert max(map(len, lines), default=0) <= width or options.get("colours")
     return lines
 

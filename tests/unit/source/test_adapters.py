@@ -1,7 +1,4 @@
-"""Adapters of PEFT and mlx-lm: what is merged is what these merge in float32, or it is refused.
-
-``fixtures/adapters/make.py`` made them with the libraries' own functions.
-"""
+"""Adapters: merged in float32 as their libraries do (``fixtures/adapters/make.py``), or refused."""
 
 import json
 import shutil

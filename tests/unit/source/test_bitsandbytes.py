@@ -1,7 +1,4 @@
-"""Checkpoints of bitsandbytes: their shapes are in small tensors, which are read before a plan.
-
-Values and contradictions of one weight are in test_producers.py.
-"""
+"""Checkpoints of bitsandbytes: their shapes are in small tensors, which are read before a plan."""
 
 import json
 from pathlib import Path

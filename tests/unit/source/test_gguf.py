@@ -1,7 +1,4 @@
-"""GGUF models: names and values are the checkpoint's, codes are kept, contradictions are refused.
-
-``fixtures/gguf-models/make.py`` made them, with llama.cpp's converter.
-"""
+"""GGUF models of ``fixtures/gguf-models/make.py``: names, values, kept codes, contradictions."""
 
 import re
 from collections.abc import Callable

@@ -50,10 +50,7 @@ def config_of(name: str) -> Any:
 
 
 def read_by_mlx(config: Metadata) -> tuple[Metadata, Metadata]:
-    """Return what mlx-lm's model reads, and how it scales positions.
-
-    transformers 5 writes ``rope_theta`` among ``rope_parameters``, and experts by another name.
-    """
+    """Return what mlx-lm's model reads and how it scales positions, in newer names too."""
     model = importlib.import_module(f"mlx_lm.models.{config['model_type']}")
     nested = config.get("rope_parameters", {})
     rope = dict(nested.get("full_attention", nested) or config["rope_scaling"] or {})

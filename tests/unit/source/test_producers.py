@@ -1,7 +1,4 @@
-"""Checkpoints that other libraries quantized: their values, and files that contradict themselves.
-
-``fixtures/producers/make.py`` made them, and wrote down what the libraries themselves read.
-"""
+"""Checkpoints of other libraries (``fixtures/producers/make.py``): values, and contradictions."""
 
 import json
 import re

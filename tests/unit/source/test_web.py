@@ -14,16 +14,7 @@ from support.retry_policies import patient_clients
 from support.servers import Answer, Asked, Server, files, reply, server as run_server
 
 import blobstore
-from blobstore.errors import (
-    BlobStoreError,
-    CorruptDataError,
-    DigestMismatchError,
-    InvalidNameError,
-    LimitExceededError,
-    NotFoundError,
-    RemoteError,
-    UnsupportedSourceError,
-)
+from blobstore import errors
 from blobstore.inspection.inspection import TargetKind
 from blobstore.io.http.remote_files import Remote
 from blobstore.names import Digest
@@ -100,7 +91,7 @@ def test_names_of_files_stay_below_their_folder() -> None:
             assert not set(url) & set("?#")
         for case in rejected("path"):
             name = case.data.decode("utf-8", "surrogatepass")
-            assert isinstance(refusal(partial(folder.url, name)), InvalidNameError), case.id
+            assert isinstance(refusal(partial(folder.url, name)), errors.InvalidNameError), case.id
         assert folder.url("x #1%.json") == "https://h/a/x%20%231%25.json"
         assert WebFolder(remote, "https://h/a/").url("c") == folder.url("c")
         assert refusal(lambda: WebFolder(remote, "https://h/a?b")).rule == "R2"
@@ -161,7 +152,7 @@ def test_a_plan_names_the_commit_and_its_content(
     changed = {name: array * 2 for name, array in small_tensors().items()}
     (checkpoint / WEIGHTS).write_bytes(safetensors_bytes(changed))
     server.play(hub(checkpoint))
-    with pytest.raises(CorruptDataError):
+    with pytest.raises(errors.CorruptDataError):
         read()
 
 
@@ -178,18 +169,18 @@ def test_plans_with_secrets_are_private(server: Server, checkpoint: Path, tmp_pa
 
 def test_a_server_without_validators_or_ranges(server: Server, checkpoint: Path) -> None:
     server.play(served(checkpoint, "X-Other: 1"))
-    with pytest.raises(UnsupportedSourceError, match="ETag or Last-Modified"):
+    with pytest.raises(errors.UnsupportedSourceError, match="ETag or Last-Modified"):
         blobstore.plan_import(server.at("name/"))
     assert blobstore.inspect(server.at("name/")).kind is TargetKind.FOLDER
     whole = reply(200, ETAG, body=(checkpoint / WEIGHTS).read_bytes())
     server.play(instead(served(checkpoint), WEIGHTS, whole))
-    with pytest.raises(UnsupportedSourceError, match="ranges of bytes"):
+    with pytest.raises(errors.UnsupportedSourceError, match="ranges of bytes"):
         blobstore.plan_import(server.at("name/"))
 
 
 def test_what_may_not_be_read_is_not_called_missing(server: Server, checkpoint: Path) -> None:
     server.play(instead(served(checkpoint), ".jinja", reply(403)))
-    with pytest.raises(RemoteError, match="403"):
+    with pytest.raises(errors.RemoteError, match="403"):
         blobstore.plan_import(server.at("name/"))
 
 
@@ -213,10 +204,10 @@ def listing(answer: Answer, change: Callable[[Rows], object]) -> Answer:
 @pytest.mark.parametrize(
     ("change", "kind"),
     [
-        (lambda rows: rows[0].update(path="../x"), RemoteError),
-        (lambda _: {"error": "no"}, RemoteError),
-        (lambda rows: [row | {"size": 5} for row in rows], RemoteError),
-        (lambda rows: [row for row in rows if row["path"] == "config.json"], NotFoundError),
+        (lambda rows: rows[0].update(path="../x"), errors.RemoteError),
+        (lambda _: {"error": "no"}, errors.RemoteError),
+        (lambda rows: [row | {"size": 5} for row in rows], errors.RemoteError),
+        (lambda rows: [row for row in rows if row["path"] == "config.json"], errors.NotFoundError),
     ],
     ids=range(4),
 )
@@ -226,7 +217,7 @@ def test_a_listing_that_is_wrong_is_refused(
     checkpoint: Path,
     store: Store,
     change: Callable[[Rows], object],
-    kind: type[BlobStoreError],
+    kind: type[errors.BlobStoreError],
 ) -> None:
     server.play(listing(hub(checkpoint), change))
     with pytest.raises(kind):
@@ -261,11 +252,11 @@ def test_a_file_that_is_not_the_declared_one(
                 row.update({"lfs": large} if is_large else {"oid": "0" * 40})
 
     server.play(listing(hub(checkpoint), other))
-    with pytest.raises(DigestMismatchError, match=r"tokenizer\.model"):
+    with pytest.raises(errors.DigestMismatchError, match=r"tokenizer\.model"):
         blobstore.import_model(open_hub(endpoint), "m", store=store)
     changed = (checkpoint / "tokenizer.json").read_bytes().replace(b"vocab", b"Vocab")
     server.play(instead(hub(checkpoint), "tokenizer.json", reply(200, body=changed)))
-    with pytest.raises(DigestMismatchError, match=r"tokenizer\.json"):
+    with pytest.raises(errors.DigestMismatchError, match=r"tokenizer\.json"):
         blobstore.import_model(open_hub(endpoint), "m", store=store)
     assert list(store.manifests.names()) == []
 
@@ -283,15 +274,15 @@ def pages(link: str) -> Answer:
 
 def test_a_listing_without_end_next_page_or_commit(server: Server, endpoint: str) -> None:
     script = server.play(pages("http://169.254.169.254/?recursive=true&cursor=1"))
-    with pytest.raises(LimitExceededError, match="100 pages"):
+    with pytest.raises(errors.LimitExceededError, match="100 pages"):
         blobstore.plan_import(open_hub(endpoint))
     assert len(script.asked) == 101  # and none of them elsewhere: a server does not say where
     server.play(pages("http://x/?a\x7f"))
-    with pytest.raises(RemoteError, match="next page"):
+    with pytest.raises(errors.RemoteError, match="next page"):
         blobstore.plan_import(open_hub(endpoint))
     for sha in (None, "main", "../x"):
         server.play(reply(200, body=json.dumps({"sha": sha}).encode()))
-        with pytest.raises(RemoteError, match="commit"):
+        with pytest.raises(errors.RemoteError, match="commit"):
             blobstore.plan_import(open_hub(endpoint))
 
 

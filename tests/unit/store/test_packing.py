@@ -11,15 +11,7 @@ from support.packed_format import decoded
 from support.stores import commit_model, manifest_path, meanwhile
 
 import blobstore
-from blobstore.errors import (
-    BlobStoreError,
-    BusyError,
-    ConflictError,
-    CorruptDataError,
-    ModelNotFoundError,
-    NotFoundError,
-    StorageError,
-)
+from blobstore import errors
 from blobstore.inspection.listing import ListedModel, list_models
 from blobstore.names import Digest, ModelName
 from blobstore.store.care.prune import prune
@@ -112,7 +104,7 @@ def test_a_blob_that_another_model_needs_stays(one: Store) -> None:
 
 def test_a_packed_model_is_named_as_one(one: Store) -> None:
     pack(one, "m")
-    with pytest.raises(ModelNotFoundError, match="m:latest is packed") as caught:
+    with pytest.raises(errors.ModelNotFoundError, match="m:latest is packed") as caught:
         one.find("m")
     assert "blobstore unpack m:latest" in (caught.value.hint or "")
     assert one.is_packed("M")
@@ -168,9 +160,9 @@ def test_one_packs_at_a_time(one: Store) -> None:
     other = open_store(one.root, wait_s=0)
     with one.packing():
         for work in (pack, unpack):
-            with pytest.raises(BusyError):
+            with pytest.raises(errors.BusyError):
                 work(other, "m")
-        with pytest.raises(BusyError):
+        with pytest.raises(errors.BusyError):
             prune(other, grace_s=0, sole_owner=True)
 
 
@@ -180,7 +172,7 @@ def test_an_import_meanwhile_is_kept(one: Store, monkeypatch: pytest.MonkeyPatch
     meanwhile(
         monkeypatch, "rename", packed_path(one, LARGE), lambda: commit_model(other, "m", b"new")
     )
-    with pytest.raises(ConflictError):
+    with pytest.raises(errors.ConflictError):
         pack(one, "m", jobs=1)
     assert one.manifest("m").layers[0].size == 3
     assert not one.packed.has("m")
@@ -202,12 +194,12 @@ def test_damage_is_found_and_never_unpacked(one: Store) -> None:
     [found] = verify(one).damaged
     assert (found.digest, found.models) == (Digest.of(LARGE), (M,))
     assert str(path) in found.reason
-    with pytest.raises(CorruptDataError) as caught:
+    with pytest.raises(errors.CorruptDataError) as caught:
         blobstore.open_model("m", store=one)
     assert (caught.value.blob, caught.value.path) == (str(found.digest), str(path))
     path.unlink()
     assert [blob.digest for blob in verify(open_store(one.root), ["m"]).damaged] == [found.digest]
-    with pytest.raises(NotFoundError):
+    with pytest.raises(errors.NotFoundError):
         unpack(open_store(one.root), "m")
     assert visible(one) == {}
     assert one.is_packed("m")
@@ -220,13 +212,13 @@ def test_a_damaged_packed_file_does_not_replace_whole_blobs(one: Store, tmp_path
     sound = visible(one)
     path = packed_path(one, LARGE)
     damage(path)
-    with pytest.raises(CorruptDataError, match="is damaged") as caught:
+    with pytest.raises(errors.CorruptDataError, match="is damaged") as caught:
         pack(one, "m")
     assert caught.value.path == str(path)
     assert caught.value.hint is not None
     path.unlink()
     path.symlink_to(tmp_path)
-    with pytest.raises(StorageError, match=r"can't open|not a regular file"):
+    with pytest.raises(errors.StorageError, match=r"can't open|not a regular file"):
         pack(one, "m")
     assert visible(one) == sound
     path.unlink()
@@ -244,9 +236,9 @@ def test_nothing_packed_is_removed_while_a_manifest_is_damaged(one: Store) -> No
     for path in (plain, one.root.joinpath(".blobstore/packed/manifests", *M.path_parts)):
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(b"{")
-        with pytest.raises(BlobStoreError):
+        with pytest.raises(errors.BlobStoreError):
             prune(one, grace_s=0, sole_owner=True)
-        with pytest.raises(BlobStoreError):
+        with pytest.raises(errors.BlobStoreError):
             unpack(one, "m")
         assert [broken.name for broken in verify(one).broken] == [M]
         plain.unlink(missing_ok=True)

@@ -29,10 +29,7 @@ PATIENCE_S = 300
 
 
 def talk_to(app: Any, talk: Callable[[int], None], *, ends: bool = True, log: bool = False) -> None:
-    """Serve, in this thread as it must be; call ``talk`` with the port in another.
-
-    ``ends``: interrupt the server after that. ``log``: of `serve_at`.
-    """
+    """Serve here; call ``talk`` with the port in a thread; ``ends``: interrupt the server then."""
     addresses: SimpleQueue[str] = SimpleQueue()
 
     def client() -> None:

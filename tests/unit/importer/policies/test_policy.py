@@ -1,7 +1,4 @@
-"""The general policy: a tensor's type by its name and shape, and by what config.json says of it.
-
-What it decides in Ollama's profile is also compared with Ollama's (oracle/test_ollama_records.py).
-"""
+"""The general policy: a tensor's type by its name and shape, and by what config.json says of it."""
 
 import json
 from typing import Any

@@ -11,13 +11,7 @@ from support import PYCODE_MOE, ROOT
 from support.checkpoints import write_checkpoint
 from support.inventories import types_of
 
-from blobstore.errors import (
-    DocumentError,
-    LimitExceededError,
-    NotFoundError,
-    StorageError,
-    UsageError,
-)
+from blobstore import errors
 from blobstore.formats.quant import QuantType
 from blobstore.importer.options import ImportOptions
 from blobstore.importer.rules import PolicyFile, Rule
@@ -64,7 +58,7 @@ def test_toml_and_json_say_the_same(tmp_path: Path) -> None:
 )
 def test_what_is_not_such_a_document(tmp_path: Path, text: str | bytes, named: str) -> None:
     path = written(tmp_path, text)
-    with pytest.raises(DocumentError, match=re.escape(named)) as caught:
+    with pytest.raises(errors.DocumentError, match=re.escape(named)) as caught:
         PolicyFile.read(path)
     assert (caught.value.rule, caught.value.path) == ("O1", str(path))
 
@@ -74,10 +68,10 @@ def test_files_that_are_not_read(tmp_path: Path) -> None:
     (tmp_path / "bad.json").write_text('{"quant":NaN}')
     large = written(tmp_path, " " * (2**20 + 1))
     for path, kind in (
-        (tmp_path / "none.toml", NotFoundError),
-        (tmp_path / "pipe.toml", StorageError),
-        (tmp_path / "bad.json", DocumentError),
-        (large, LimitExceededError),
+        (tmp_path / "none.toml", errors.NotFoundError),
+        (tmp_path / "pipe.toml", errors.StorageError),
+        (tmp_path / "bad.json", errors.DocumentError),
+        (large, errors.LimitExceededError),
     ):
         with pytest.raises(kind):
             PolicyFile.read(path)
@@ -88,7 +82,7 @@ def test_files_that_are_not_read(tmp_path: Path) -> None:
 )
 def test_a_key_of_many_parts_is_refused_before_tomllib(tmp_path: Path, key: str) -> None:
     for text in (f"{key} = 1", f"[{key}]"):
-        with pytest.raises(LimitExceededError, match="64 parts"):
+        with pytest.raises(errors.LimitExceededError, match="64 parts"):
             PolicyFile.read(written(tmp_path, text))
     rules = [f"model.layers.{number}.mlp.down_proj.weight=int8" for number in range(100)]
     assert len(PolicyFile.read(written(tmp_path, f"rules = {rules}")).rules) == 100
@@ -151,7 +145,7 @@ def test_a_function_decides_what_it_wants_to_and_rules_win_over_it() -> None:
 def test_an_answer_that_is_not_a_type_and_an_error_of_the_function(tmp_path: Path) -> None:
     source = write_checkpoint(tmp_path / "m")
     for answer in (7, "int5", "int4/7"):
-        with pytest.raises(UsageError, match=str(answer)):
+        with pytest.raises(errors.UsageError, match=str(answer)):
             plan_import(source, policy=lambda *_, answer=answer: answer)
     with pytest.raises(ZeroDivisionError):
         plan_import(source, policy=lambda *_: str(1 // 0))

@@ -58,10 +58,7 @@ def tls_server() -> Iterator[Server]:
 
 
 def resolving(table: dict[str, list[str]]) -> Callable[..., Any]:
-    """Return a ``getaddrinfo`` that gives some names addresses of its own.
-
-    Of several addresses it removes the one that it gives, so a name may change what it means.
-    """
+    """Return a ``getaddrinfo`` whose names resolve to the next of their own addresses."""
     system = socket.getaddrinfo
 
     def getaddrinfo(host: str, *arguments: Any, **options: Any) -> Any:

@@ -1,7 +1,4 @@
-"""Every reply of the corpus, sent as it stands by a server of plain sockets, gets its verdict.
-
-The corpus only describes conversations: they are in the tests of redirects, requests and files.
-"""
+"""Every reply of the corpus, sent as it stands by a server of plain sockets, gets its verdict."""
 
 from collections.abc import Iterator
 from itertools import chain, repeat

@@ -20,16 +20,7 @@ from support.checkpoints import normal, write_checkpoint
 from unit.store.archive.archives import Files, files_of, index_of, tar_of
 
 import blobstore
-from blobstore.errors import (
-    BlobStoreError,
-    CorruptDataError,
-    DigestMismatchError,
-    DocumentError,
-    LimitExceededError,
-    NotFoundError,
-    ShortReadError,
-    UsageError,
-)
+from blobstore import errors
 from blobstore.formats.oci import blob_path
 from blobstore.formats.seekable import encode_table
 from blobstore.formats.tar import BLOCK, member_header
@@ -121,7 +112,7 @@ def test_a_model_without_a_name_gets_one(path: Path, files: Files, store: Memory
         assert archive.manifests.names() == [ModelName.parse("other")]
         assert archive.manifests.text(archive.find("other")) == raw
     path.write_bytes(tar_of(files))
-    with pytest.raises(UsageError):  # it has two models
+    with pytest.raises(errors.UsageError):  # it has two models
         open_archive(path, name="other")
 
 
@@ -151,14 +142,14 @@ def test_a_blob_ends_where_its_header_says(tmp_path: Path, store: MemoryStore, s
     save_models(["m"], path, store=store)
     archive = open_archive(path)
     reader = archive.blobs.open(descriptor_of(ONE))
-    with pytest.raises(ShortReadError):
+    with pytest.raises(errors.ShortReadError):
         reader.read(len(ONE) - 1, 2)
-    with pytest.raises(ShortReadError):
+    with pytest.raises(errors.ShortReadError):
         reader.readinto(len(ONE) - 1, memoryview(bytearray(2)))
     assert (reader.place() is not None) is (suffix == ".tar")  # where it can be mapped
     archive.close()
     if suffix == ".tar":
-        with pytest.raises(UsageError):  # mmap would give zeros
+        with pytest.raises(errors.UsageError):  # mmap would give zeros
             reader.place()
 
 
@@ -171,7 +162,7 @@ def changed(files: Files, name: str, data: bytes | None) -> Files:
     return [(path, data) for path, data in found if data is not None]
 
 
-def refused(path: Path, raw: bytes, error: type[BlobStoreError], match: str) -> None:
+def refused(path: Path, raw: bytes, error: type[errors.BlobStoreError], match: str) -> None:
     """Check that an archive is refused: from a file, compressed, and from a pipe."""
     for packed in (raw, zstandard.compress(raw)):
         path.write_bytes(packed)
@@ -198,15 +189,15 @@ def test_contents_that_lie(path: Path, store: MemoryStore) -> None:
     nested = {"mediaType": "application/vnd.oci.image.index.v1+json", "size": 2}
     index = index_of(nested | {"digest": str(Digest.of(b"{}"))})
     for name, data, error, match in (
-        (blob, bytes(len(ONE)), DigestMismatchError, "sha256"),
-        (blob, ONE[:-1], CorruptDataError, "bytes"),
-        (blob, ONE + b"x", CorruptDataError, "bytes"),
-        (manifest, raw.replace(b"layer0", b"layer9"), DigestMismatchError, "sha256"),
-        (blob, None, NotFoundError, "sha256"),
-        (manifest, None, NotFoundError, "sha256"),
-        ("oci-layout", None, CorruptDataError, "A2"),
-        ("index.json", index, DocumentError, "A2"),
-        ("index.json", bytes(16 * 2**20 + 1), LimitExceededError, "index.json"),
+        (blob, bytes(len(ONE)), errors.DigestMismatchError, "sha256"),
+        (blob, ONE[:-1], errors.CorruptDataError, "bytes"),
+        (blob, ONE + b"x", errors.CorruptDataError, "bytes"),
+        (manifest, raw.replace(b"layer0", b"layer9"), errors.DigestMismatchError, "sha256"),
+        (blob, None, errors.NotFoundError, "sha256"),
+        (manifest, None, errors.NotFoundError, "sha256"),
+        ("oci-layout", None, errors.CorruptDataError, "A2"),
+        ("index.json", index, errors.DocumentError, "A2"),
+        ("index.json", bytes(16 * 2**20 + 1), errors.LimitExceededError, "index.json"),
     ):
         refused(path, tar_of(changed(files, name, data)), error, match)
 
@@ -220,19 +211,19 @@ def test_paths_that_are_refused(path: Path, files: Files) -> None:
         (("blobs/../../x", b"x"), "A1"),
         (("x/" * 2**20 + "y", b""), "1 MiB"),
     ):
-        refused(path, tar_of([*files, more]), CorruptDataError, match)
+        refused(path, tar_of([*files, more]), errors.CorruptDataError, match)
 
 
 @pytest.mark.parametrize("kind", [tarfile.SYMTYPE, tarfile.FIFOTYPE])
 def test_a_link(path: Path, files: Files, kind: bytes) -> None:
     info = tarfile.TarInfo("blobs/sha256/" + 64 * "0")
     info.type, info.linkname = kind, "/etc/passwd"
-    refused(path, info.tobuf() + tar_of(files), CorruptDataError, "A1")
+    refused(path, info.tobuf() + tar_of(files), errors.CorruptDataError, "A1")
 
 
 def test_data_after_the_end(path: Path, files: Files) -> None:
     for data in (b"\0" * 5000 + b"x", bytes(2**20 + 1024)):
-        refused(path, tar_of(files) + data, CorruptDataError, "end")
+        refused(path, tar_of(files) + data, errors.CorruptDataError, "end")
 
 
 def test_every_cut_is_noticed(path: Path, files: Files) -> None:
@@ -240,12 +231,12 @@ def test_every_cut_is_noticed(path: Path, files: Files) -> None:
     end = len(raw.rstrip(b"\0")) // BLOCK * BLOCK + BLOCK
     for length in {*range(0, end, 9001), end - 1, end, end + BLOCK, end + 2 * BLOCK - 1}:
         path.write_bytes(raw[:length])
-        with pytest.raises(BlobStoreError):
+        with pytest.raises(errors.BlobStoreError):
             load(path)
     path.write_bytes(raw[: end + 2 * BLOCK])
     check(load(path))
     path.write_bytes(member_header("oci-layout", 2**40) + bytes(10_000))
-    with pytest.raises(CorruptDataError):
+    with pytest.raises(errors.CorruptDataError):
         load(path)
 
 
@@ -272,13 +263,15 @@ def test_frames_that_lie(path: Path, files: Files) -> None:
         struct.pack("<IBI", 10_000, 0, 0x8F92EAB1),
     ):
         path.write_bytes(frames + table)
-        with pytest.raises(CorruptDataError):
+        with pytest.raises(errors.CorruptDataError):
             load(path)
     damaged = bytearray(frames + encode_table([first, second, third]))
     for at in range(0, len(frames), 8001):
         damaged[at] ^= 0x10
         path.write_bytes(damaged)
-        with suppress(BlobStoreError):  # else it is in bytes that do not count, such as padding
+        with suppress(
+            errors.BlobStoreError
+        ):  # else it is in bytes that do not count, such as padding
             check(load(path))
         damaged[at] ^= 0x10
 
@@ -292,7 +285,7 @@ def test_a_frame_that_says_it_is_large(path: Path, header: bytes) -> None:
     frame = bytes.fromhex("28b52ffd") + header + b"\x01\x00\x00"
     for data in (frame + encode_table([(len(frame), 10_000)]), frame):
         path.write_bytes(data)
-        with pytest.raises(CorruptDataError):
+        with pytest.raises(errors.CorruptDataError):
             load(path)
 
 
@@ -319,7 +312,7 @@ def test_paths_are_limited_in_all(
     monkeypatch.setattr("blobstore.store.archive.archive.MAX_PATHS", 5000)
     open_archive(path).close()
     monkeypatch.setattr("blobstore.store.archive.archive.MAX_PATHS", 4000)
-    with pytest.raises(LimitExceededError, match="4,000"):
+    with pytest.raises(errors.LimitExceededError, match="4,000"):
         open_archive(path)
 
 
@@ -340,7 +333,7 @@ def test_extensions_without_an_end(path: Path) -> None:
     info.type, info.size = tarfile.XHDTYPE, len(records)
     extension = info.tobuf() + records + bytes(-len(records) % BLOCK)
     path.write_bytes(zstandard.compress(extension * 30))
-    with pytest.raises(LimitExceededError):
+    with pytest.raises(errors.LimitExceededError):
         open_archive(path)
 
 
@@ -364,7 +357,7 @@ def test_a_pipe(tmp_path: Path, store: MemoryStore, suffix: str, names: list[str
 
 def test_a_pipe_that_is_cut_is_named(files: Files) -> None:
     for length in (BLOCK + 1, 2 * BLOCK - 1, 2 * BLOCK + 1):
-        with pytest.raises(CorruptDataError, match=r"pipe .* \(rule A1\)"):
+        with pytest.raises(errors.CorruptDataError, match=r"pipe .* \(rule A1\)"):
             load(piped(tar_of(files)[:length]))
 
 
@@ -378,6 +371,6 @@ def test_a_pipe_that_is_not_an_archive_is_refused_early() -> None:
             return b"x" * size
 
     pipe = Endless()
-    with pytest.raises(CorruptDataError, match="A1"):
+    with pytest.raises(errors.CorruptDataError, match="A1"):
         open_archive(pipe)  # type: ignore[arg-type]  # what `read` needs
     assert pipe.given < 2**20

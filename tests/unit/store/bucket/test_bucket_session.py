@@ -7,13 +7,7 @@ from typing import Any
 import pytest
 from support.buckets import HookedBucket, keys_of, memory_store, same
 
-from blobstore.errors import (
-    ConflictError,
-    CorruptDataError,
-    DigestMismatchError,
-    RemoteError,
-    StorageError,
-)
+from blobstore import errors
 from blobstore.formats.documents import Descriptor
 from blobstore.io.objects import ObjectVersion
 from blobstore.io.ranges import BytesReader
@@ -56,7 +50,7 @@ class CarelessBucket(HookedBucket):
 def test_a_service_without_conditions_is_refused(checks_absence: bool) -> None:
     bucket = CarelessBucket()
     bucket.checks_absence = checks_absence
-    with pytest.raises(StorageError, match="conditional writes"):
+    with pytest.raises(errors.StorageError, match="conditional writes"):
         commit(BucketStore(bucket), "m", b"one")
     assert keys_of(bucket) == set()
 
@@ -80,7 +74,7 @@ def test_a_lost_race_says_which_model_won() -> None:
     bucket = HookedBucket()
     slow, fast = BucketStore(bucket), BucketStore(bucket)
     bucket.before = once(manifest_key(M), lambda: commit(fast, "m", b"fast", b"er"))
-    with pytest.raises(ConflictError) as caught:
+    with pytest.raises(errors.ConflictError) as caught:
         commit(slow, "m", b"slow")
     assert str(manifest_of(b"fast", b"er").digest) in caught.value.message
     assert caught.value.model == "m:latest"
@@ -96,7 +90,7 @@ def test_no_lost_answer_is_another_writer(folder: str) -> None:
     def lose(key: str) -> None:
         if key.startswith(folder) and key not in written:
             written.add(key)
-            raise ConflictError("it is there")
+            raise errors.ConflictError("it is there")
 
     bucket.after = lose
     store = BucketStore(bucket)
@@ -114,7 +108,7 @@ def test_a_write_that_is_refused_for_a_while_is_sent_again() -> None:
     def refuse(key: str) -> None:
         if key in waiting:
             waiting.remove(key)
-            raise ConflictError("a conflicting operation is in progress")
+            raise errors.ConflictError("a conflicting operation is in progress")
 
     bucket.before = refuse
     commit(BucketStore(bucket), "m", b"one")
@@ -127,10 +121,10 @@ def test_a_manifest_that_can_not_be_written_changes_nothing() -> None:
     commit(store, "m", b"one")
 
     def fail() -> None:
-        raise RemoteError("no answer", temporary=True)
+        raise errors.RemoteError("no answer", temporary=True)
 
     bucket.before = once(manifest_key(M), fail)
-    with pytest.raises(RemoteError):
+    with pytest.raises(errors.RemoteError):
         commit(store, "m", b"two")
     assert blobs_of(store, "m") == [b"one"]
     assert keys_of(bucket, LEASES) == set()
@@ -149,7 +143,7 @@ def parts(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_large_blob_in_parts() -> None:
     store, data = memory_store(), data_of(3_000_000)
     with store.session() as session:
-        with pytest.raises(DigestMismatchError):
+        with pytest.raises(errors.DigestMismatchError):
             session.add(descriptor_of(data), BytesReader(bytes(len(data))))
         assert keys_of(store.bucket, "blobs/") == set()
         session.add(descriptor_of(data), BytesReader(data))
@@ -162,7 +156,7 @@ def test_a_large_blob_in_parts() -> None:
 def test_an_object_of_another_size_is_replaced(size: int) -> None:
     store, data = memory_store(), data_of(size)
     store.bucket.put(blob_key(Digest.of(data)), data + b"more")
-    with pytest.raises(CorruptDataError):
+    with pytest.raises(errors.CorruptDataError):
         store.blobs.open(descriptor_of(data))
     commit(store, "m", data)
     assert blobs_of(store, "m") == [data]

@@ -5,16 +5,7 @@ from pathlib import Path
 import pytest
 from support.buckets import memory_store
 
-from blobstore.errors import (
-    AmbiguousNameError,
-    BlobStoreError,
-    CorruptDataError,
-    DigestMismatchError,
-    DocumentError,
-    LimitExceededError,
-    NotFoundError,
-    ShortReadError,
-)
+from blobstore import errors
 from blobstore.inspection.listing import BrokenModel, list_models
 from blobstore.names import Digest, ModelName
 from blobstore.store.bucket import objects
@@ -69,7 +60,7 @@ def test_two_spellings_of_a_name() -> None:
     commit(store, "qwen:Q4", b"one")
     other = ModelName.parse("Qwen:q4")
     store.bucket.put(manifest_key(other), manifest_of(b"one").raw)
-    with pytest.raises(AmbiguousNameError):
+    with pytest.raises(errors.AmbiguousNameError):
         store.find("QWEN:q4")
     assert store.find("Qwen:q4") == other
 
@@ -77,13 +68,13 @@ def test_two_spellings_of_a_name() -> None:
 @pytest.mark.parametrize(
     ("raw", "error"),
     [
-        (b"", DocumentError),
-        (b'{"schemaVersion": 2, "layers": [1]}', DocumentError),
-        (b" " * 1001, LimitExceededError),
+        (b"", errors.DocumentError),
+        (b'{"schemaVersion": 2, "layers": [1]}', errors.DocumentError),
+        (b" " * 1001, errors.LimitExceededError),
     ],
 )
 def test_no_manifest(
-    raw: bytes, error: type[BlobStoreError], monkeypatch: pytest.MonkeyPatch
+    raw: bytes, error: type[errors.BlobStoreError], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(objects, "MAX_MANIFEST", 1000)
     store = memory_store()
@@ -110,18 +101,18 @@ def test_blobs_with_other_bytes_or_sizes(tmp_path: Path) -> None:
         found = {blob.digest for blob in verify(store, quick=quick).damaged}
         assert found >= {Digest.of(short), Digest.of(missing)}
         assert quick or Digest.of(changed) in found
-    with pytest.raises(DigestMismatchError):
+    with pytest.raises(errors.DigestMismatchError):
         store.blobs.read(descriptor_of(changed))
-    with pytest.raises(CorruptDataError):
+    with pytest.raises(errors.CorruptDataError):
         store.blobs.open(descriptor_of(short))
-    with pytest.raises(NotFoundError):
+    with pytest.raises(errors.NotFoundError):
         store.blobs.open(descriptor_of(missing))
     for data in (changed, short, missing):
         cache = BlobCache(tmp_path / "cache")
-        with pytest.raises(BlobStoreError):
+        with pytest.raises(errors.BlobStoreError):
             cache.bring([descriptor_of(data)], store.blobs.open)
         assert cache.find(descriptor_of(data)) is None
-    with pytest.raises(BlobStoreError):
+    with pytest.raises(errors.BlobStoreError):
         transfer("m", store, MemoryStore())
 
 
@@ -130,7 +121,7 @@ def test_a_blob_that_shrinks_after_it_was_opened() -> None:
     commit(store, "m", data)
     with store.blobs.open(descriptor_of(data)) as reader:
         store.bucket.put(blob_key(Digest.of(data)), data[:1000])
-        with pytest.raises(ShortReadError):
+        with pytest.raises(errors.ShortReadError):
             reader.digest()
 
 
@@ -139,7 +130,10 @@ def test_signatures_that_are_not_ones() -> None:
     folder = f"{SIGNATURES}{digest.hex}"
     store.bucket.put(f"{folder}/odd", b"{}")
     assert store.signatures.read(M, digest) == []
-    for name, error in (("0" * 64, CorruptDataError), (Digest.of(b"{}").hex, DocumentError)):
+    for name, error in (
+        ("0" * 64, errors.CorruptDataError),
+        (Digest.of(b"{}").hex, errors.DocumentError),
+    ):
         store.bucket.put(f"{folder}/{name}", b"{}")
         with pytest.raises(error):
             store.signatures.read(M, digest)

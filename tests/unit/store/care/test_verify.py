@@ -1,7 +1,4 @@
-"""verify: every kind of damage is found, with the models and tensors that it hits.
-
-What is only odd is no damage.
-"""
+"""verify: every kind of damage is found, with its models and tensors; what is odd is not damage."""
 
 import os
 from collections.abc import Callable

@@ -1,7 +1,4 @@
-"""Hints and results: what was noted is found again, whatever else is in the files.
-
-A line is a hint and never an error. Results are replaced at once, and go with the last model.
-"""
+"""Hints and results: what was noted is found again, whatever else is in the files."""
 
 import os
 from pathlib import Path

@@ -1,7 +1,4 @@
-"""A model is opened as a whole while others remove and replace.
-
-A store that may not be written to is read all the same.
-"""
+"""A model is opened as a whole while others remove and replace, also in a read-only store."""
 
 import os
 from pathlib import Path

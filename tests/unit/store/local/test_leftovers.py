@@ -1,7 +1,4 @@
-"""Blobs without a manifest: what killed imports left is taken over or removed.
-
-What a living import has is never touched; what a session keeps is found by any other.
-"""
+"""Blobs without a manifest: what killed imports left is taken over or removed; no living one's."""
 
 import os
 import time

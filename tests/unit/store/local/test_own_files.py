@@ -1,7 +1,4 @@
-"""Our own files and folders are read up to a limit: a sparse terabyte counts as no information.
-
-What is nested deeper than Python recurses is reported, and imports go on.
-"""
+"""Our own files are read up to a limit; what is nested deeper than Python recurses is reported."""
 
 import os
 import subprocess

@@ -1,7 +1,4 @@
-"""cp, mv and rm: names share blobs; a removal deletes exactly the blobs that nobody can need.
-
-It says what it kept. Between names that differ in case: test_case.py.
-"""
+"""cp, mv and rm: names share blobs; a removal deletes only blobs that nobody can need."""
 
 from collections.abc import Callable
 from pathlib import Path

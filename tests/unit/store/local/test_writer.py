@@ -1,7 +1,4 @@
-"""BlobWriter: pieces at any offsets are one file, hashed in order; errors leave nothing behind.
-
-Any pieces from any threads: tests/property/test_blob_writer.py.
-"""
+"""BlobWriter: pieces at any offsets are one file, hashed in order; errors leave nothing behind."""
 
 import gc
 import mmap

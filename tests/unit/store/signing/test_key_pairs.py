@@ -1,7 +1,4 @@
-"""Keys: what is read, what is refused, and that only the right key and data verify.
-
-test_foreign.py compares them with openssl, cosign and skopeo.
-"""
+"""Keys: what is read, what is refused, and that only the right key and data verify."""
 
 import base64
 import json
@@ -10,20 +7,13 @@ from functools import partial
 from typing import Any
 
 import pytest
+from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import dsa, ec, ed448, ed25519, rsa
-from cryptography.hazmat.primitives.serialization import (
-    BestAvailableEncryption,
-    Encoding,
-    KeySerializationEncryption,
-    NoEncryption,
-    PrivateFormat,
-    PublicFormat,
-)
 
 from blobstore.errors import UsageError
 from blobstore.store.signing.key_pairs import PrivateKey, PublicKey
 
-PLAIN = NoEncryption()
+PLAIN = serialization.NoEncryption()
 KEYS: dict[str, Any] = {
     "p256": ec.generate_private_key(ec.SECP256R1()),
     "p384": ec.generate_private_key(ec.SECP384R1()),
@@ -39,13 +29,17 @@ REFUSED: dict[str, Any] = {
 }
 
 
-def pem_of(key: Any, protection: KeySerializationEncryption = PLAIN) -> bytes:
-    made: bytes = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, protection)
+def pem_of(key: Any, protection: serialization.KeySerializationEncryption = PLAIN) -> bytes:
+    made: bytes = key.private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, protection
+    )
     return made
 
 
 def public_pem_of(key: Any) -> bytes:
-    made: bytes = key.public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
+    made: bytes = key.public_key().public_bytes(
+        serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo
+    )
     return made
 
 
@@ -88,7 +82,7 @@ def test_keys_that_are_not_supported(kind: str) -> None:
 
 
 def test_an_encrypted_key() -> None:
-    raw = pem_of(KEYS["p256"], BestAvailableEncryption(b"secret"))
+    raw = pem_of(KEYS["p256"], serialization.BestAvailableEncryption(b"secret"))
     key = PrivateKey.parse(raw, "a.key", lambda: "secret")
     assert key.public.pem == public_pem_of(KEYS["p256"])
     for wrong in ("", "Secret"):

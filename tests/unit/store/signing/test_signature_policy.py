@@ -1,7 +1,4 @@
-"""Policies: which requirements a model meets, and which files are refused (rule S2).
-
-test_foreign.py has skopeo decide some of the same cases.
-"""
+"""Policies: which requirements a model meets, and which files are refused (rule S2)."""
 
 import base64
 import itertools
