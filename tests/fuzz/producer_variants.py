@@ -57,7 +57,7 @@ def recorded(*prefixes: str) -> Iterator[Checkpoint]:
 def tensors_of(path: Path) -> Tensors:
     return {
         name: np.frombuffer(one["data"], _DTYPES[one["dtype"]]).reshape(one["shape"])
-        for name, one in safetensors.deserialize(path.read_bytes())
+        for name, one in sorted(safetensors.deserialize(path.read_bytes()))
     }
 
 
