@@ -4,7 +4,7 @@ Plain NumPy in float64, one function a layout, nothing of blobstore. Facts:
 
 - compressed-tensors: vllm-project/compressed-tensors 0.20.0 compressors/pack_quantized/helpers.py
   (dense words, the first code in the lowest bits, offset by 2^(bits-1); zero points packed along
-  rows; 0.12 cuts no code in two), quantization/lifecycle/forward_helpers.py `_dequantize`,
+  rows; 0.12 cuts no code in two, and its weight_g_idx permutes columns), quantization/lifecycle/forward_helpers.py `_dequantize`,
   quantization/quant_args.py (a missing strategy follows from ``group_size``).
 - GPTQ: ModelCloud/GPTQModel@f4c327a1 utils/model.py `convert_gptq_v1_to_v2_format_module` (a word's
   addition; of 3 bits each code's), quantization/config.py `_resolve_dynamic_override` (the first
@@ -172,13 +172,17 @@ def check_known(module: Module) -> None:
         weights = group.get("weights") if isinstance(group, dict) else None
         if isinstance(weights, dict):
             need(not any(weights[key] for key in weights.keys() - KNOWN), "unknown settings")
-            need(weights.get("actorder") not in (True, "group", "dynamic"), "permuted columns")
+            need(weights.get("type", "int") == "int" or not is_permuted(weights), "an order")
+
+
+def is_permuted(weights: Mapping[str, Any]) -> bool:
+    return weights.get("actorder") in (True, "group", "dynamic")
 
 
 def integers(module: Module) -> Values:
     """Read codes that a scale and perhaps a zero point belong to, packed or one a byte."""
     need(module.method == "compressed-tensors", "integers of another program")
-    need(module.get(".weight_g_idx") is None, "permuted columns")
+    order = module.get(".weight_g_idx", I32)
     packed = module.get(".weight_packed", I32)
     codes = module.take(".weight", I8) if packed is None else packed
     stated = module.get(".weight_shape", I32, I64, U32)
@@ -191,7 +195,7 @@ def integers(module: Module) -> Values:
             continue
         for dense in (True, False) if packed is not None else (None,):
             try:
-                found.append(_integers(said, codes, stated, scales, zeros, bits, dense))
+                found.append(_integers(said, codes, stated, scales, zeros, order, bits, dense))
                 break
             except ContradictionError:
                 continue
@@ -204,6 +208,7 @@ def _integers(
     stated: Array | None,
     scales: Array,
     zeros: Array | None,
+    order: Array | None,
     bits: int,
     dense: bool | None,
 ) -> Values:
@@ -246,12 +251,14 @@ def _integers(
         need(width and zeros.shape == (*lead, count, scales.shape[-1]), "zero points do not fit")
         columns = fields(np.swapaxes(zeros, -1, -2), bits, dense=packing)[..., :rows]
         points = np.swapaxes(columns, -1, -2)
+    of = np.arange(cols) // (width or cols)
+    need(order is not None or not is_permuted(said), "an unknown order")
+    if order is not None:
+        own = np.sort(order, axis=None) if is_permuted(said) else order
+        need(order.shape == (cols,) and np.array_equal(own, of), "another order")
+        of = order
     if width:
-        return affine(
-            numbers,
-            spread(points, numbers.shape, 1, width),
-            spread(scales, numbers.shape, 1, width),
-        )
+        return affine(numbers, points[..., of], scales[..., of])
     shape = (*lead, 1, 1)
     wide = np.broadcast_to(scales.reshape(shape), numbers.shape)
     return affine(numbers, np.broadcast_to(points.reshape(shape), numbers.shape), wide)

@@ -17,7 +17,7 @@ from typing import Annotated, Any, Literal, Self
 
 from blobstore.errors import UsageError
 from blobstore.formats.documents import Descriptor, Manifest
-from blobstore.formats.modules import ColumnSettings, WeightGroup
+from blobstore.formats.modules import ColumnSettings, WeightGroup, has_order
 from blobstore.formats.quant import Quantization, QuantType
 from blobstore.formats.strictjson import Document, InvalidError, Key, parse_document, parse_object
 
@@ -348,8 +348,8 @@ class SourceConfig(Document):
             keys += [f"config_groups: {key}" for key in group if key not in _GROUP and group[key]]
         for weights in self.group_weights:
             keys += [f"weights: {key}" for key in weights if key not in _ARGS and weights[key]]
-            if weights.get("actorder") in (True, "group", "dynamic"):
-                keys.append("weights: actorder")  # columns are permuted
+            if has_order(weights) and weights.get("type", "int") != "int":
+                keys.append("weights: actorder")  # columns of floats are permuted
         return min(keys, default=None)
 
     @property

@@ -46,14 +46,21 @@ class Words:
         return words * self.used // self.bits
 
 
+def has_order(weights: Mapping[str, Any]) -> bool:
+    """Return True if settings of compressed-tensors say that columns are permuted."""
+    return weights.get("actorder") in (True, "group", "dynamic")
+
+
 @dataclass(frozen=True, slots=True)
 class WeightGroup:
     """How compressed-tensors quantized the weights of some modules as integers.
 
     ``group_size``: None for a scale for each row (``by_row``) or each matrix. ``targets``: classes
-    or paths of modules, or ``re:`` and a regular expression that a path begins with. Source:
-    vllm-project/compressed-tensors@ac8e2ba8 quantization/quant_args.py `QuantizationArgs`,
-    utils/match.py `match_name`.
+    or paths of modules, or ``re:`` and a regular expression that a path begins with. ``permuted``:
+    a tensor says which group each column is in. Sources: vllm-project/compressed-tensors@ac8e2ba8
+    quantization/quant_args.py `QuantizationArgs`, utils/match.py `match_name`; 0.12.2
+    quantization/lifecycle/initialize.py (a ``weight_g_idx``), lifecycle/forward.py
+    `_process_quantization` (what it means). 0.20 has no permuted columns.
     """
 
     bits: int
@@ -61,6 +68,7 @@ class WeightGroup:
     by_row: bool
     symmetric: bool
     targets: tuple[str, ...]
+    permuted: bool = False
 
     @classmethod
     def of(cls, group: Mapping[str, Any]) -> Self | None:
@@ -83,6 +91,7 @@ class WeightGroup:
             strategy != "tensor",
             weights.get("symmetric", True) is True,
             tuple(map(str, targets)) if isinstance(targets, list) else (),
+            has_order(weights),
         )
 
     def names(self, module: str) -> bool | None:

@@ -437,7 +437,7 @@ def _misfit(match: _Found, codes: IntegerCodes, lead: Iterable[int] = ()) -> str
     wanted = {suffix: (dtype, shape) for suffix, dtype, shape in codes.shapes(lead)}
     for suffix, (dtype, shape) in wanted.items():
         part = parts.get(suffix)
-        if part is None and suffix == ".order":
+        if part is None and suffix == ".order" and not codes.permuted:
             continue
         if part is None:
             return f"its {suffix[1:]} is missing"
@@ -464,7 +464,9 @@ def _row_codes(match: _Found, group: WeightGroup) -> Iterator[IntegerCodes]:
         if group.group_size is not None:
             cols = group.group_size * (scale.shape[-1] if scale.shape else 0)
         size = group.group_size or cols
-        codes = IntegerCodes(bits, rows, cols, size, scale.dtype, words, form, group.by_row)
+        codes = IntegerCodes(
+            bits, rows, cols, size, scale.dtype, words, form, group.by_row, group.permuted
+        )
         if cols and _misfit(match, codes, lead) is None:
             yield codes
             return

@@ -145,16 +145,17 @@ class IntegerCodes(Coding):
             yield ".zero", DType.I8, scales
         elif self.zeros:
             yield ".zero", DType.I32, of(count(self.rows), self._groups)
-        if self.transposed:
-            yield ".order", DType.I32, (self.cols,)
+        yield ".order", DType.I32, (self.cols,)
 
     def states(self, suffix: str, said: Array, shape: tuple[int, ...]) -> bool:
         """Return True if a weight's shape or, unless permuted, its columns' groups are as said."""
         if suffix == ".shape":
             return bool(said.tolist() == list(shape))
-        if not self.permuted:
-            return np.array_equal(said, np.arange(self.cols) // self.group)
-        return bool(((said >= 0) & (said < self._groups)).all())
+        if self.permuted and self.transposed:
+            return bool(((said >= 0) & (said < self._groups)).all())
+        # compressed-tensors sorts columns, and then counts: its groups have one size.
+        ordered = np.sort(said) if self.permuted else said
+        return np.array_equal(ordered, np.arange(self.cols) // self.group)
 
     def needs(self, start: int, count: int) -> Iterator[tuple[str, int, int]]:
         """Yield what values are made from: a tensor's suffix, and from where to where in bytes."""

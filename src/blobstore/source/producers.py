@@ -164,8 +164,9 @@ COMPRESSED_INTEGERS = tuple(
             ".weight_scale": ".scale",
             ".weight_zero_point": ".zero",
             ".weight_shape": ".shape",
+            ".weight_g_idx": ".order",
         },
-        optional=frozenset({".weight_zero_point", ".weight_shape"}),
+        optional=frozenset({".weight_zero_point", ".weight_shape", ".weight_g_idx"}),
         dropped=_ACTIVATION_SCALES,
     )
     for weight, dtypes in ((".weight_packed", _I32), (".weight", _I8))

@@ -278,10 +278,6 @@ def unsay(name: str) -> Callable[[Tensors, Settings], None]:
     return unsaid
 
 
-def auto_round_awq(_: Tensors, said: Settings) -> None:
-    said.update(quant_method="auto-round", packing_format="auto_round:auto_awq")
-
-
 def rules(key: str, name: str) -> Callable[[Tensors, Settings], None]:
     """The module's own bits and groups are those of a rule, others are the general ones."""
 
@@ -314,7 +310,7 @@ def without_order(tensors: Tensors, said: Settings) -> None:
     ("case", "change"),
     [
         ("awq-g128-zeros", say(checkpoint_format="gemm")),
-        ("awq-g128-zeros", auto_round_awq),
+        ("awq-g128-zeros", say(quant_method="auto-round", packing_format="auto_round:auto_awq")),
         ("auto-round-4-auto_gptq", unsay("packing_format")),
         ("gptq-4-g128", say(packing_format="auto_round")),
         ("auto-round-3-plain", rules("extra_config", BASE)),
@@ -453,6 +449,10 @@ CONTRADICTIONS: dict[str, dict[str, Callable[[Tensors, Settings], None]]] = {
         "another method": say(quant_method="other"),
     },
     "compressed-tensors-int4-g128": {"two groups": groups("Linear", "Conv1d")},
+    "compressed-tensors-int4-g32-permuted": {
+        "columns in order, by config.json": say_of_weights(actorder=None),
+        "groups of two sizes": change("weight_g_idx", lambda group: group.clamp(min=1)),
+    },
     "compressed-tensors-int8-bytes-rows": {
         "no scales": drop("weight_scale"),
         "zero points that are missing": say_of_weights(symmetric=False),
