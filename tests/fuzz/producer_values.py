@@ -4,8 +4,9 @@ Plain NumPy in float64, one function a layout, nothing of blobstore. Facts:
 
 - compressed-tensors: vllm-project/compressed-tensors 0.20.0 compressors/pack_quantized/helpers.py
   (dense words, the first code in the lowest bits, offset by 2^(bits-1); zero points packed along
-  rows; 0.12 cuts no code in two, and its weight_g_idx permutes columns), quantization/lifecycle/forward_helpers.py `_dequantize`,
-  quantization/quant_args.py (a missing strategy follows from ``group_size``).
+  rows; 0.12 cuts no code in two, and its weight_g_idx permutes columns),
+  quantization/lifecycle/forward_helpers.py `_dequantize`, quantization/quant_args.py (a missing
+  strategy follows from ``group_size``).
 - GPTQ: ModelCloud/GPTQModel@f4c327a1 utils/model.py `convert_gptq_v1_to_v2_format_module` (a word's
   addition; of 3 bits each code's), quantization/config.py `_resolve_dynamic_override` (the first
   rule whose expression matches; "-:" means unquantized). AutoRound: intel/auto-round 0.16.1
@@ -251,17 +252,22 @@ def _integers(
         need(width and zeros.shape == (*lead, count, scales.shape[-1]), "zero points do not fit")
         columns = fields(np.swapaxes(zeros, -1, -2), bits, dense=packing)[..., :rows]
         points = np.swapaxes(columns, -1, -2)
-    of = np.arange(cols) // (width or cols)
-    need(order is not None or not is_permuted(said), "an unknown order")
-    if order is not None:
-        own = np.sort(order, axis=None) if is_permuted(said) else order
-        need(order.shape == (cols,) and np.array_equal(own, of), "another order")
-        of = order
+    of = order_of(said, order, np.arange(cols) // (width or cols))
     if width:
         return affine(numbers, points[..., of], scales[..., of])
     shape = (*lead, 1, 1)
     wide = np.broadcast_to(scales.reshape(shape), numbers.shape)
     return affine(numbers, np.broadcast_to(points.reshape(shape), numbers.shape), wide)
+
+
+def order_of(said: Mapping[str, Any], order: Array | None, usual: Array) -> Array:
+    """Return the group of each column, as 0.12 has it: groups of one size."""
+    need(order is not None or not is_permuted(said), "an unknown order")
+    if order is None:
+        return usual
+    need(order.shape == usual.shape, "an order of another length")
+    need(np.array_equal(np.sort(order) if is_permuted(said) else order, usual), "another order")
+    return order
 
 
 def only(found: list[Values]) -> Values:

@@ -288,7 +288,7 @@ def _check_floats(match: _Found, quantization: Quantization) -> None:
 
 def _fp8(match: _Found) -> SourceWeight:
     shape, scale = match.tensor.shape, match.scale
-    if len(shape) < 2:  # noqa: PLR2004
+    if len(shape) < 2 or not match.tensor.nbytes:  # noqa: PLR2004
         raise _refusal(match, f"{list(shape)} is not a matrix")
     if match.row.scale == "_scale":
         _check_floats(match, _MXFP8)

@@ -25,7 +25,7 @@ from blobstore.formats.dtypes import DType
 from blobstore.formats.strictjson import Between, Document, InvalidError
 from blobstore.kernels.arrays import Array, numpy_dtype
 from blobstore.kernels.scales import BlockRun
-from blobstore.source.coding import Coding, ReadRegion, Region
+from blobstore.source.coding import Coding, CodingError, ReadRegion, Region
 from blobstore.source.producers import TensorLike
 
 _NF4 = (
@@ -39,6 +39,7 @@ _TABLES: dict[str, tuple[float, ...]] = {
     "nf4": _NF4,
     "fp4": (*_FP4, *(-value for value in _FP4)),
 }
+_LARGEST_CODE = np.float32(128)
 _VALUES_OF_BYTE = {"nf4": 2, "fp4": 2, "int8": 1}
 
 
@@ -72,6 +73,9 @@ class BlockCodes(Coding):
         parts = {suffix: read(Region.span(suffix, *part))[0] for suffix, *part in needed}
         first, of_byte = start // self.block, _VALUES_OF_BYTE[self.kind]
         scales = self._scales(parts, first)
+        with np.errstate(over="ignore"):
+            if not np.isfinite(scales * _LARGEST_CODE).all():
+                raise CodingError("a scale gives values that are not finite in float32")
         run = BlockRun(
             rows=1,
             cols=len(scales) * self.block,

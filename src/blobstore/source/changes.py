@@ -74,6 +74,7 @@ class LowRank:
             # In one order: `sum` has others on other machines.
             squares = np.add.accumulate(np.square(total, dtype=np.float64), 1)
             norms = np.sqrt(squares[:, -1:]).astype(np.float32)
+            norms[np.isinf(norms)] = np.nan  # as sums that are not finite: values are refused
             total *= factors[MAGNITUDE].reshape(-1, 1) / norms
         out[:] = total
 

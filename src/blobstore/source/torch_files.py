@@ -41,6 +41,8 @@ _GLOBALS = re.compile(
 )
 _BUFFER = 2**16
 _MAGIC = b"PK\x03\x04"
+# Encryption, patches, strong encryption: bits of a record's flags.
+_ENCRYPTED = 0x61
 _SAVE = "Load it with torch, and save its tensors: safetensors.torch.save_file(tensors, FILE)."
 
 
@@ -103,8 +105,11 @@ def _checked_records(file: io.BufferedReader[_File], budget: Budget) -> list[zip
         raise _fault("not a zip archive, as torch.save writes since version 1.6")
     with zipfile.ZipFile(file) as archive:
         records = sorted(archive.infolist(), key=lambda record: record.header_offset)
-        if any(record.compress_type != zipfile.ZIP_STORED for record in records):
-            raise _fault("a zip archive with compressed records, which torch.save does not write")
+        if any(
+            record.compress_type != zipfile.ZIP_STORED or record.flag_bits & _ENCRYPTED
+            for record in records
+        ):
+            raise _fault("a zip archive with compressed records or encrypted ones")
         others = [record for record in records if "/data/" not in record.filename]
         budget.take_text(sum(record.file_size for record in others), "the pickle")
         texts = {record.filename.rpartition("/")[2]: archive.read(record) for record in others}

@@ -81,7 +81,6 @@ def _unexplained(
     method, settings = config.quant_method, config.mlx_quantization
     if method is not None and method not in _KNOWN_METHODS:
         yield from _of_method(tensors, quoted(method))
-        return
     for name, tensor in tensors.items():
         if tensor.dtype is DType.U8 and name.endswith("_blocks") and method == "mxfp4":
             yield name, "its _scales are missing"
