@@ -72,7 +72,7 @@ def write(one: Checkpoint, folder: Path) -> dict[str, Any]:
 def wanted_of(one: Checkpoint, folder: Path) -> dict[str, Values] | ContradictionError:
     try:
         if one.torch:
-            return meaning(torch_read(folder / "pytorch_model.bin", one.tensors), one.config)
+            return meaning(torch_read(folder / "pytorch_model.bin", one), one.config)
         if one.base is not None:
             return adapted(
                 meaning(tensors_of(one.base / "model.safetensors"), {}), one.tensors, one.config

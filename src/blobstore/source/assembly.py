@@ -90,7 +90,7 @@ def source_weights(
         for suffix, reason in CHANGED_BY.items():
             if module + suffix in tensors and module + suffix not in consumed:
                 raise _refusal(found, f"{reason}, by {quoted(module + suffix)}")
-    if weights and method is not None:
+    if not {MLX, OWN}.issuperset(rows.values()):
         consumed.update(name for name in tensors if name.endswith(KV_CACHE_SCALES))
     rest = {name: tensor for name, tensor in tensors.items() if name not in consumed}
     for name, reason in look_packed(rest, tensors, config):
