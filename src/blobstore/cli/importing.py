@@ -109,7 +109,6 @@ def _parameter(name: str, kind: Any, option: ImportOption) -> inspect.Parameter:
         metavar=option.metavar,
         help=option.help,
         parser=parse_size if name == "target_size" else None,
-        callback=_only_one if name == "adapter" else None,
     )
     return inspect.Parameter(
         name,
@@ -202,6 +201,7 @@ def import_(
     from blobstore.importer.run import name_for
     from blobstore.source.weights import FetchOptions
 
+    options["adapter"] = _only_one(options["adapter"])  # typer splits what a callback returns
     if name is None and (options["modelfile"] is not None or planned is not None):
         source, name = None, source  # as in `ollama create NAME -f Modelfile`
     if on is not None and (jobs is not None or verify_reuse):
@@ -312,6 +312,7 @@ def plan(
     **options: Any,
 ) -> None:
     """Show what an import would write. Lists its tensors and their types; nothing is stored."""
+    options["adapter"] = _only_one(options["adapter"])
     if html is not None:
         from blobstore.web.report import check_place
 

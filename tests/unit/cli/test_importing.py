@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support import FIXTURES
 from support.checkpoints import LLAMA_CONFIG, normal, safetensors_bytes, write_checkpoint
 from support.commands import Cli
 from support.layouts import sentence_transformer, write
@@ -59,6 +60,13 @@ def test_the_options_of_an_import_reach_the_store(cli: Cli, source: Path, tmp_pa
         dtype="float16",
     )
     assert made["digest"] == str(api.digest)
+
+
+@pytest.mark.parametrize("command", ["plan", "import"])
+def test_an_adapter_is_merged(cli: Cli, command: str) -> None:
+    adapters = FIXTURES / "adapters"
+    said = cli.text(command, adapters / "base-llama", "--adapter", adapters / "peft-linear")
+    assert "factors of an adapter that were merged" in said
 
 
 @pytest.mark.parametrize(
