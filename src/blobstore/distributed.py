@@ -146,8 +146,7 @@ def _make_all(
         except (CancelledError, KilledWorker, OSError) as error:
             lost = error
         except Exception as error:
-            message = f"a Dask worker failed: {type(error).__name__}: {error}"
-            raise RemoteError(message) from error
+            raise RemoteError(f"a Dask worker failed: {type(error).__name__}: {error}") from error
         else:
             return
         if client.status in ("closed", "closing"):
@@ -160,8 +159,9 @@ def _made(
 ) -> Iterator[tuple[Task, list[Descriptor]]]:
     from distributed import as_completed
 
-    numbers = [task.number for task in tasks]
-    futures = client.map(make_task, numbers, retries=retries, pure=False, **how)
+    futures = client.map(
+        make_task, [task.number for task in tasks], retries=retries, pure=False, **how
+    )
     places = dict(zip(futures, tasks, strict=True))
     try:
         for future in as_completed(futures, loop=client.loop):
@@ -182,8 +182,7 @@ def connect(address: str) -> Iterator[Client]:
     try:
         from distributed import Client
     except ImportError as error:
-        hint = install_hint("dask")
-        raise UsageError("Dask is not installed", hint=hint) from error
+        raise UsageError("Dask is not installed", hint=install_hint("dask")) from error
     place = address.removeprefix(_SCHEME)
     try:
         client = Client(
@@ -267,6 +266,4 @@ def _means(asked: int | None) -> Means:
             hint=f"Give it {needed:,} bytes, or fewer threads.",
         )
     usual = usual_memory(threads)
-    if limit:
-        usual = min(usual, limit // 2)
-    return Means(threads, threads * asked if asked else usual)
+    return Means(threads, threads * asked if asked else min(usual, limit // 2 if limit else usual))

@@ -256,12 +256,14 @@ def hint_for(names: Iterable[ModelName], name: ModelName) -> str:
             models.setdefault(one.model.lower(), []).append(str(one))
     wanted = name.model.lower()
     if wanted in models:
-        return f"The store has {_some(models[wanted])}."
+        return f"The store has {shortened(models[wanted], _MOST_NAMES)}."
     if similar := get_close_matches(wanted, models, _MOST_MODELS):
-        return f"Did you mean {_some([one for model in similar for one in models[model]])}?"
+        named = [one for model in similar for one in models[model]]
+        return f"Did you mean {shortened(named, _MOST_NAMES)}?"
     return "blobstore list shows the models of the store."
 
 
-def _some(names: list[str]) -> str:
-    more = f" and {len(names) - _MOST_NAMES} more" if len(names) > _MOST_NAMES else ""
-    return ", ".join(names[:_MOST_NAMES]) + more
+def shortened(names: Sequence[object], most: int) -> str:
+    """Return the first ``most`` names: ``a, b and 3 more``."""
+    more = len(names) - most
+    return ", ".join(map(str, names[:most])) + (f" and {more:,} more" if more > 0 else "")

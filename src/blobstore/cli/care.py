@@ -21,7 +21,6 @@ from blobstore.cli.output import (
     emit,
     printable,
     say_empty,
-    shortened,
     show_result,
     show_table,
     size,
@@ -41,7 +40,7 @@ from blobstore.cli.stores import (
     stores_at,
 )
 from blobstore.errors import UsageError
-from blobstore.names import ModelName
+from blobstore.names import ModelName, shortened
 
 if TYPE_CHECKING:
     from blobstore.importer.repair import RepairResult

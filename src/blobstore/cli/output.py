@@ -20,6 +20,7 @@ import typer
 from typer import Argument, Option
 
 from blobstore.errors import UsageError, from_os_error
+from blobstore.names import shortened
 from blobstore.views.quantities import (
     UNITS,
     bits as bits,
@@ -241,12 +242,6 @@ def show_facts(facts: Mapping[str, object]) -> None:
     width = max(map(len, facts), default=0)
     for name, value in facts.items():
         emit(f"{name.ljust(width)}   {printable(str(value))}")
-
-
-def shortened(names: Sequence[object], most: int) -> str:
-    """Return the first ``most`` names: ``a, b and 3 more``."""
-    more = len(names) - most
-    return ", ".join(map(str, names[:most])) + (f" and {more:,} more" if more > 0 else "")
 
 
 def blobs(number: int, nbytes: int) -> str:

@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 from typer import Argument, Option
 
 import blobstore
-from blobstore.cli.output import counted, note, parse_size, shortened
+from blobstore.cli.output import counted, note, parse_size
 from blobstore.errors import ModelNotFoundError, UsageError
 from blobstore.io.objects import is_bucket, open_bucket
+from blobstore.names import shortened
 
 if TYPE_CHECKING:
     from blobstore.names import ModelName

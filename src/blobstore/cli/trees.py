@@ -5,7 +5,8 @@ from typing import Annotated, Any
 
 from typer import Option
 
-from blobstore.cli.output import count, cut_text, shape, shortened, show_table, size
+from blobstore.cli.output import count, cut_text, shape, show_table, size
+from blobstore.names import shortened
 from blobstore.views.quantities import natural
 
 LONGEST_NAME = 96

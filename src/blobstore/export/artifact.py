@@ -31,7 +31,7 @@ from typing import Any
 
 from blobstore.errors import UsageError
 from blobstore.export.contents import CONVERTED, plan_export
-from blobstore.export.folder import check_copies, open_file
+from blobstore.export.folder import open_file
 from blobstore.export.planned_files import DEFAULT_SHARD, ExportOptions, ExportPlan, PlannedFile
 from blobstore.formats import strictjson
 from blobstore.formats.documents import Descriptor, Manifest
@@ -255,12 +255,13 @@ def open_artifact(
         full = store.find(name)
         model = StoredModel(full, store.manifests.read(full), store)
         if kind == "oci":
-            own = model.manifest.descriptors
-            opened: Opened = {blob.digest: partial(store.blobs.open, blob) for blob in own}
+            opened: Opened = {
+                blob.digest: partial(store.blobs.open, blob) for blob in model.manifest.descriptors
+            }
             yield Artifact(full, store.address, under_oci(model.manifest), opened, ())
             return
         plan = plan_export(model, options, verify=True)
-        check_copies(plan)
+
         if kind == "image":
             layers, config, artifact_type = _image_layers(plan), _image_config, None
             config_type = IMAGE_CONFIG_MEDIA_TYPE

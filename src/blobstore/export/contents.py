@@ -39,7 +39,7 @@ from blobstore.export.planned_files import (
     shard_index,
     split_into_shards,
 )
-from blobstore.export.texts import MADE_MODELFILE, NAME, architecture, modelfile, text_layers
+from blobstore.export.texts import MADE_MODELFILE, NAME, modelfile, text_layers
 from blobstore.formats import strictjson
 from blobstore.formats.checkpoint import (
     CONFIG_NAME,
@@ -126,8 +126,7 @@ def output_arrays(checkpoint: Checkpoint, dequantize: DType | None) -> list[Outp
         for name, weight in checkpoint.weights.items()
         for array in _arrays(weight, name, origin, dequantize)
     ]
-    last = (len(origin.files), 0)
-    return sorted(arrays, key=lambda array: origin.place(array.weight) or last)
+    return sorted(arrays, key=lambda array: origin.place(array.weight) or (len(origin.files), 0))
 
 
 def _arrays(
@@ -257,8 +256,11 @@ def _plan_shards(
         members = [by_name[name] for name in names]
         metadata, differing = _metadata(checkpoint, members, options)
         unequal |= differing
-        ordered = _in_order(checkpoint.origin, members)
-        shards.append(PlannedShard.of(checkpoint.folder + name, ordered, metadata))
+        shards.append(
+            PlannedShard.of(
+                checkpoint.folder + name, _in_order(checkpoint.origin, members), metadata
+            )
+        )
     notes = (
         f"the metadata {quoted(key)} differs between the source's files and was left out"
         for key in sorted(unequal)
@@ -347,8 +349,9 @@ def plan_export(model: StoredModel, options: ExportOptions, *, verify: bool = Fa
             # Ollama knows architectures of drafts that mlx-lm does not.
             plan += ExportPlan(notes=(f"the draft model was left out: {error}",))
     has_draft = any(shard.path.startswith(DRAFT_FOLDER) for shard in plan.shards)
-    found = architecture(main.documents.get(CONFIG_NAME))
-    text, notes = modelfile(list(text_layers(model)), model.config, found, draft=has_draft)
+    text, notes = modelfile(
+        text_layers(model), model.config, main.documents.get(CONFIG_NAME), draft=has_draft
+    )
     plan += ExportPlan(notes=tuple(notes))
     # A draft that is left out takes its files with it; without one the folder is like any other.
     files = [
@@ -452,8 +455,10 @@ def with_files(
         if path not in theirs:
             documents.append(PlannedDocument(path, text))
         if path != NAME:
-            what = "what the model has besides its weights"
-            notes.append(f"{NAME} is the source's; {what} is in {quoted(path)}")
+            notes.append(
+                f"{NAME} is the source's; what the model has besides its weights is in"
+                f" {quoted(path)}"
+            )
     return replace(plan, documents=(*documents, *copies), notes=tuple(notes))
 
 

@@ -63,7 +63,7 @@ from blobstore.io.ranges import (
     Segment,
     close_quietly,
 )
-from blobstore.io.workers import Progress, each, start_progress, threads
+from blobstore.io.workers import Progress, batches, each, start_progress, threads
 from blobstore.names import ModelName
 from blobstore.store.local.locks import take_lock
 from blobstore.store.places import StorePlace, opened_store
@@ -92,14 +92,16 @@ def export_folder(folder: str | os.PathLike[str], store: Readable) -> Path:
             path=str(path),
         )
     if is_mount:
-        hint = f"Export into a folder inside it, such as {path / 'model'}."
         raise StorageError(
-            f"{path} is a mount point: no other folder can take its place", hint=hint
+            f"{path} is a mount point: no other folder can take its place",
+            hint=f"Export into a folder inside it, such as {path / 'model'}.",
         )
     if not is_free:
-        message = f"{path} already exists and is not an empty folder"
-        hint = "Name a folder that does not exist, or an empty one."
-        raise StorageError(message, path=str(path), hint=hint)
+        raise StorageError(
+            f"{path} already exists and is not an empty folder",
+            path=str(path),
+            hint="Name a folder that does not exist, or an empty one.",
+        )
     return path
 
 
@@ -285,7 +287,9 @@ def write_files(plan: ExportPlan, folder: Path, jobs: int, progress: Progress) -
     for document in plan.documents:
         path = folder / document.path
         if isinstance(document, CopiedBlob):
-            with _verified_reader(document) as reader, _create_file(path) as fd:
+            with document.blob.open() as reader, _create_file(path) as fd:
+                if reader.digest() != document.blob.digest:  # nothing else would find damage
+                    raise mismatch_error(document.blob.digest).at(document.path)
                 copy_range(reader, 0, fd, path, 0, document.size)
         else:
             with _create_file(path) as fd, os_errors("write", path):
@@ -300,9 +304,17 @@ def write_files(plan: ExportPlan, folder: Path, jobs: int, progress: Progress) -
             path = folder / shard.path
             files.append(stack.enter_context(_open_shard(shard, path, around=not by_server)))
             progress(len(shard.header), shard.path)
-        batches = (batch for file in files for batch in _batches(file))
+        parts = (
+            (file, steps)
+            for file in files
+            for steps in batches(
+                file.shard.steps(),
+                lambda step: max(step.nbytes, _BATCH_BYTES // BATCH_PIECES),
+                _BATCH_BYTES,
+            )
+        )
         spare = SPARE_THREADS if any(file.direct >= 0 for file in files) else 0
-        each(batches, _Work(progress).do, jobs + spare, name="export")
+        each(parts, _Work(progress).do, jobs + spare, name="export")
     with os_errors("write to", folder):
         for place in {folder, *((folder / file.path).parent for file in plan.files)}:
             sync_folder(place)
@@ -320,26 +332,6 @@ def _create_file(path: Path) -> Iterator[int]:
     finally:
         with os_errors("write", path):
             os.close(fd)
-
-
-@contextmanager
-def _verified_reader(file: CopiedBlob) -> Iterator[FileReader]:
-    """Yield a reader of the blob, which was hashed: nothing else would find damage in it."""
-    with file.blob.open() as reader:
-        if reader.digest() != file.blob.digest:
-            raise mismatch_error(file.blob.digest).at(file.path)
-        yield reader
-
-
-def check_copies(plan: ExportPlan) -> None:
-    """Hash the blobs that become files as they are. Raises: DigestMismatchError; as reading them.
-
-    `plan_export` checks those of tensors.
-    """
-    for file in plan.documents:
-        if isinstance(file, CopiedBlob):
-            with _verified_reader(file):
-                pass
 
 
 @contextmanager
@@ -409,19 +401,6 @@ class _Work:
             with os_errors("allocate", "memory"):
                 memory = self._local.memory = memoryview(mmap.mmap(-1, nbytes))
         return memory[:nbytes]
-
-
-def _batches(file: _File) -> Iterator[tuple[_File, list[Step]]]:
-    batch: list[Step] = []
-    size = 0
-    for step in file.shard.steps():
-        batch.append(step)
-        size += step.nbytes
-        if size >= _BATCH_BYTES or len(batch) == BATCH_PIECES:
-            yield file, batch
-            batch, size = [], 0
-    if batch:
-        yield file, batch
 
 
 def open_file(file: PlannedFile) -> OpenReader:

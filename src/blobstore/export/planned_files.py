@@ -85,9 +85,12 @@ def shard_index(files: Mapping[str, list[str]], total_size: int) -> bytes:
 
     ``files``: file name → the names of its tensors. ``total_size``: the bytes of all tensors.
     """
-    places = {name: file for file, names in files.items() for name in names}
     return json.dumps(
-        {"metadata": {"total_size": total_size}, "weight_map": places}, indent=2
+        {
+            "metadata": {"total_size": total_size},
+            "weight_map": {name: file for file, names in files.items() for name in names},
+        },
+        indent=2,
     ).encode()
 
 
@@ -134,7 +137,7 @@ class Weight(StoredTensor):
 
 
 def read_weights(model: StoredModel, *, verify: bool = False) -> dict[str, Weight]:
-    """Return a stored model's tensors by name; ``verify`` also hashes every blob that holds one.
+    """Return a stored model's tensors by name; ``verify`` also hashes their blobs, and files.
 
     No file stays open. Raises: as `open_model`; UnsupportedSourceError for a store in memory.
     """
@@ -148,7 +151,7 @@ def read_weights(model: StoredModel, *, verify: bool = False) -> dict[str, Weigh
                 tensor.name, tensor.entries, tensor.quantization, tensor.transposed, blob
             )
     if verify:
-        model.verify(model.weight_layers)
+        model.verify((*model.weight_layers, *model.manifest.file_layers))
     return weights
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 
 from blobstore.errors import BlobStoreError, MissingFileError, quoted
@@ -52,8 +52,9 @@ def text_of(model: StoredModel, part: str) -> bytes:
     Raises: MissingFileError that names what the model has; as `StoredModel.read`.
     """
     if part == "modelfile":
-        found = architecture(model.document(CONFIG_NAME))
-        text, _ = modelfile(list(text_layers(model)), model.config, found, draft=False)
+        text, _ = modelfile(
+            text_layers(model), model.config, model.document(CONFIG_NAME), draft=False
+        )
         return (text or _HEAD.encode()).replace(b"FROM .", f"FROM {model.name}".encode(), 1)
     media_type, patterns = PARTS[part]
     layers = [layer for layer in model.manifest.layers if layer.media_type == media_type]
@@ -103,17 +104,7 @@ def text_layers(model: StoredModel) -> Iterator[TextLayer]:
     for layer in model.manifest.layers:
         is_file = layer.media_type in (JSON_MEDIA_TYPE, FILE_MEDIA_TYPE) and layer.name is not None
         if layer.media_type != TENSOR_MEDIA_TYPE and not is_file:
-            is_known = layer.media_type in TEXT_LAYERS
-            yield layer.media_type, model.read(layer) if is_known else b""
-
-
-def architecture(config: bytes | None) -> SourceConfig | None:
-    """Return what a config.json says of the architecture. Raises: DocumentError."""
-    if config is None:
-        return None
-    document = parse_config(config)
-    named = {key: document[key] for key in ("architectures", "model_type") if key in document}
-    return strictjson.parse_document(SourceConfig, named, CONFIG_NAME, "Q1")
+            yield layer.media_type, model.read(layer) if layer.media_type in TEXT_LAYERS else b""
 
 
 TextLayer = tuple[str, bytes]
@@ -121,12 +112,13 @@ TextLayer = tuple[str, bytes]
 
 
 def modelfile(
-    layers: Sequence[TextLayer], stored: ModelConfig, config: SourceConfig | None, *, draft: bool
+    layers: Iterable[TextLayer], stored: ModelConfig, config: bytes | None, *, draft: bool
 ) -> tuple[bytes | None, list[str]]:
     """Return the Modelfile that gives the layers back on import, and notes on what is left out.
 
     None when it would be empty: no layers, and the config blob has the parser, the renderer
-    and the version of Ollama that an import would choose by itself.
+    and the version of Ollama that an import would choose by itself. ``config``: config.json.
+    Raises: DocumentError for an invalid one.
     """
     commands: list[str] = []
     notes: list[str] = []
@@ -138,8 +130,7 @@ def modelfile(
     commands += _choices(stored, config)
     if not commands:
         return None, notes
-    text = _HEAD + ("DRAFT draft\n" if draft else "") + "".join(commands)
-    return text.encode(), notes
+    return "".join([_HEAD, "DRAFT draft\n" if draft else "", *commands]).encode(), notes
 
 
 def _commands(layer: TextLayer) -> tuple[str, str | None]:
@@ -192,8 +183,10 @@ def _value(text: str) -> str:
     raise ValueError(text)
 
 
-def _choices(stored: ModelConfig, config: SourceConfig | None) -> Iterator[str]:
-    family = family_of(config, None)
+def _choices(stored: ModelConfig, config: bytes | None) -> Iterator[str]:
+    document = parse_config(config) if config is not None else {}
+    named = {key: document[key] for key in ("architectures", "model_type") if key in document}
+    family = family_of(strictjson.parse_document(SourceConfig, named, CONFIG_NAME, "Q1"), None)
     for name, chosen, usual in (
         ("PARSER", stored.parser, family.parser if family else None),
         ("RENDERER", stored.renderer, family.renderer if family else None),

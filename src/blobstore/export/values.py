@@ -144,8 +144,9 @@ def _fill_transposed(name: str, whole: QuantizedArray[Array], start: int, out: A
                 (col, row), exact = beyond
                 index = (*np.unravel_index(tile.matrix, lead), begin + row, first + col)
                 raise _too_large(name, index, exact, out)
-            within = slice(tile.row - begin, tile.stop_row - begin)
-            place[:, first - tile.col : last - tile.col] = values.T[within]
+            place[:, first - tile.col : last - tile.col] = values.T[
+                tile.row - begin : tile.stop_row - begin
+            ]
 
 
 def _too_large(name: str, index: tuple[Any, ...], exact: Any, out: Array) -> UnsupportedSourceError:
@@ -175,8 +176,7 @@ def mlx_arrays(
     """
     weights = checkpoint.weights
     facts = [_facts(weight, name, config, dequantize) for name, weight in weights.items()]
-    names = checkpoint.origin.places.keys() or None
-    plan = plan_network(config, facts, checkpoint.model, names)
+    plan = plan_network(config, facts, checkpoint.model, checkpoint.origin.places.keys() or None)
     _check_scales(plan)
 
     mapped = cache(_map_blob)
@@ -194,8 +194,7 @@ def mlx_arrays(
 
 def _facts(weight: Weight, name: str, config: Config, dequantize: DType | None) -> TensorFacts:
     facts = TensorFacts.of(name, weight, float_dtype(config))
-    is_float = weight.quantization is not None or weight.dtype.is_float
-    if dequantize is None or not is_float:
+    if dequantize is None or (weight.quantization is None and not weight.dtype.is_float):
         return facts
     return facts._replace(dtype=dequantize, quantization=None, double_scaled=False)
 

@@ -22,7 +22,6 @@ out is rounded to `_DIGITS` significant digits.
 """
 
 import math
-import threading
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
@@ -94,16 +93,6 @@ class SampleReaders(SourceReaders):
         return begin, data
 
 
-class _Cancelling(threading.Event):
-    def __init__(self, fetcher: Fetcher) -> None:
-        super().__init__()
-        self._fetcher = fetcher
-
-    def set(self) -> None:
-        super().set()
-        self._fetcher.cancel()
-
-
 SAMPLE = 2**22
 """Weights that are measured of a tensor, or of all of a group of experts, when there are more."""
 # Weights that a thread works on at a time: a whole number of groups of every type.
@@ -170,7 +159,7 @@ def measure(
             return errors
 
         workers = max(jobs, min(AT_ONCE, fetcher.at_once)) if is_far else jobs
-        errors = results_of(questions, answer, workers, name="measure", stop=_Cancelling(fetcher))
+        errors = results_of(questions, answer, workers, name="measure", stop=fetcher.stop)
         readers.check_unchanged()
     return errors
 
@@ -183,8 +172,11 @@ def _measure(
     errors, whole = dict.fromkeys(question.types, 0.0), 0.0
     for batch in _batches(question):
         values = _values(batch, tensor, readers)
-        importance = options.importance_of(batch.source.name)
-        choice = ScaleChoice(options.method, importance, batch.starts[0] % batch.source.shape[-1])
+        choice = ScaleChoice(
+            options.method,
+            options.importance_of(batch.source.name),
+            batch.starts[0] % batch.source.shape[-1],
+        )
         squares = 0.0
         for quantization in question.types:
             own_factor = factor if quantization.quant_type is QuantType.NVFP4 else None
@@ -243,8 +235,10 @@ def _quantize(
 
     An infinite scale is not refused: its type then has no finite error, and is not chosen.
     """
-    described = quantization.parts(values.shape, dtype_of(values))
-    arrays = (np.empty(part.shape, numpy_dtype(part.dtype)) for part in described)
+    arrays = (
+        np.empty(part.shape, numpy_dtype(part.dtype))
+        for part in quantization.parts(values.shape, dtype_of(values))
+    )
     scaled = None if factor is None else np.array([factor], np.float32)
     parts = stored_parts(arrays, quantization, scaled)
     bad = kernels.quantize_into(
@@ -353,17 +347,13 @@ def _front(item: Item) -> list[int]:
     return front
 
 
-def _saving(one: Choice, other: Choice) -> float:
-    return (one.error - other.error) / (other.nbytes - one.nbytes)
-
-
 def _spend(items: Sequence[Item], fronts: list[list[int]], chosen: list[int], left: int) -> None:
     """Spend the bytes that are left, the most saving change first, until nothing fits."""
 
     def best(number: int) -> list[tuple[float, int, int]]:
         item, now = items[number], items[number][chosen[number]]
         changes = [
-            (-_saving(now, item[index]), number, index)
+            ((item[index].error - now.error) / (item[index].nbytes - now.nbytes), number, index)
             for index in fronts[number]
             if 0 < item[index].nbytes - now.nbytes <= left
         ]

@@ -35,7 +35,7 @@ from blobstore.formats.strictjson import (
 )
 from blobstore.importer.arguments import ImportArguments
 from blobstore.importer.planfile import VERSION, plan_bytes, write_plan
-from blobstore.importer.rules import parse_settings, read_at_most
+from blobstore.importer.rules import read_settings
 from blobstore.importer.run import check_tag, plan_import
 from blobstore.importer.worker import SharedPlan, check_shard, commit_shared, do_tasks, shard_of
 from blobstore.importer.writing import Means
@@ -47,7 +47,7 @@ from blobstore.store.places import StorePlace, opened_store
 from blobstore.store.ports import Home
 
 RULE = "P4"
-_LARGEST = 2**20
+
 _MOST_MODELS = 10_000
 _KINDS = {
     str: "a text",
@@ -164,10 +164,7 @@ class Batch:
 
 def read_batch(path: str | os.PathLike[str]) -> tuple[BatchModel, ...]:
     """Return the models of a list. Raises: DocumentError (rule P4); NotFoundError; StorageError."""
-    raw = read_at_most(path, _LARGEST)
-    name = os.fspath(path)
-    strictjson.check_limit(name, len(raw), "bytes", _LARGEST, RULE)
-    value = parse_settings(raw, name, RULE)
+    value, name = read_settings(path, RULE), os.fspath(path)
     try:
         return tuple(_Batch.from_json(value).model)
     except InvalidError as error:

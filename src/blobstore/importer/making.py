@@ -147,10 +147,9 @@ class RunMaker:
 
     def _largest(self, output: OutputTensor, source: SourceWeight) -> float:
         most = source.values_at_once(CHUNK // 4)
-        starts = range(0, source.elements, most)
         chunks = (
             self._cast_values(output, source, start, min(most, source.elements - start))
-            for start in starts
+            for start in range(0, source.elements, most)
         )
         return max((kernels.largest_magnitude(chunk) for chunk in chunks), default=0.0)
 
@@ -184,8 +183,9 @@ def stored_parts(
 
 def non_finite(source: SourceWeight, flat: int, value: float) -> BlobStoreError:
     """Return the error that a weight, ``value`` at that flat index, is not finite."""
-    what = f"{value}, and only finite weights can be quantized"
-    return _error_at(NonFiniteWeightError, source, flat, what)
+    return _error_at(
+        NonFiniteWeightError, source, flat, f"{value}, and only finite weights can be quantized"
+    )
 
 
 def _error_at(

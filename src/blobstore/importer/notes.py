@@ -270,8 +270,12 @@ def fp8_note(blobs: Iterable[PlannedBlob], options: ImportOptions) -> Iterator[s
 
     Errors are of weights of a normal distribution (block FP8 of 128x128), as parts of their RMS.
     """
-    tensors = [tensor for blob in blobs for tensor in blob.tensors if tensor.quantization]
-    fp8 = [one for one in tensors if any(source.form is Form.FP8 for source in one.sources)]
+    fp8 = [
+        tensor
+        for blob in blobs
+        for tensor in blob.tensors
+        if tensor.quantization and any(source.form is Form.FP8 for source in tensor.sources)
+    ]
     if fp8 and options.quant_type is None:
         yield (
             f"weights of FP8 ({len(fp8):,}) become {fp8[0].quantization}, as in Ollama: their error"
@@ -282,8 +286,12 @@ def fp8_note(blobs: Iterable[PlannedBlob], options: ImportOptions) -> Iterator[s
 
 def gguf_note(blobs: Iterable[PlannedBlob]) -> Iterator[str]:
     """Yield which types of GGUF the gguf package dequantizes, how long, and what they become."""
-    tensors = [tensor for blob in blobs for tensor in blob.tensors]
-    slow = [one for one in tensors if one.sources[0].becomes is QuantType.INT8]
+    slow = [
+        tensor
+        for blob in blobs
+        for tensor in blob.tensors
+        if tensor.sources[0].becomes is QuantType.INT8
+    ]
     if slow:
         kinds = ", ".join(sorted({one.sources[0].producer for one in slow}))
         become = ", ".join(sorted({str(one.quantization or one.dtype) for one in slow}))
@@ -316,14 +324,20 @@ def size_note(blobs: Sequence[PlannedBlob], options: ImportOptions) -> Iterator[
     reasons = [reason for size, reason in kinds if size >= _LARGE * nbytes] or [
         reason for _, reason in kinds
     ]
-    explained = "; ".join(reasons[:_NAMED])
-    yield f"{bits:.1f} bits per weight, and {asked} has {wanted:.1f}: {explained}"
+    yield (
+        f"{bits:.1f} bits per weight, and {asked} has {wanted:.1f}: {'; '.join(reasons[:_NAMED])}"
+    )
 
 
 def rounding_note(blobs: Iterable[PlannedBlob]) -> Iterator[str]:
     """Yield by how much values of kept codes may differ from the source's, if they may."""
-    kept = [tensor for blob in blobs for tensor in blob.tensors if tensor.copies_codes]
-    codings = [source.coding for tensor in kept for source in tensor.sources]
+    codings = [
+        source.coding
+        for blob in blobs
+        for tensor in blob.tensors
+        if tensor.copies_codes
+        for source in tensor.sources
+    ]
     largest = max((coding.rounding for coding in codings if coding is not None), default=0.0)
     if largest:
         yield (

@@ -30,8 +30,8 @@ from blobstore.importer.rules import (
     Rule,
     check_count,
     parse_groups,
-    read_at_most,
 )
+from blobstore.io.durable import read_own
 from blobstore.kernels.scales import check_method
 
 _T = TypeVar("_T")
@@ -240,8 +240,9 @@ class ImportOptions:
 
         In the ollama profile it is at least 64 for int4 and int8.
         """
-        aligned_to = self.profile.aligned_to.get(quantization.quant_type, 1)
-        return math.lcm(quantization.group_size, aligned_to)
+        return math.lcm(
+            quantization.group_size, self.profile.aligned_to.get(quantization.quant_type, 1)
+        )
 
     def fits(self, quant_type: QuantType, shape: tuple[int, ...]) -> bool:
         return shape[-1] % self.row_divisor(self.quantization(quant_type)) == 0
@@ -322,8 +323,10 @@ def _check(options: ImportOptions) -> None:
 
 def _check_arguments(given: ImportArguments) -> None:
     if unknown := sorted(given.keys() - ImportArguments.__annotations__.keys()):
-        known = ", ".join(ImportArguments.__annotations__)
-        raise UsageError(f"unknown import option {unknown[0]!r}", hint=f"Use one of: {known}.")
+        raise UsageError(
+            f"unknown import option {unknown[0]!r}",
+            hint=f"Use one of: {', '.join(ImportArguments.__annotations__)}.",
+        )
     lists = {name: given.get(name) or () for name in ("rules", "licenses", "parameters")}
     for name, value in lists.items():
         if isinstance(value, str | bytes | Mapping) or not isinstance(value, Sequence):
@@ -342,7 +345,7 @@ def _modelfile(given: ImportArguments) -> tuple[Modelfile, Path]:
     path, modelfile, folder = given.get("modelfile"), Modelfile(), Path()
     if path is not None:
         folder = Path(path).absolute().parent
-        modelfile = Modelfile.parse(read_at_most(path, MAX_MODELFILE), os.fspath(path))
+        modelfile = Modelfile.parse(read_own(path, MAX_MODELFILE, follow=True), os.fspath(path))
     return modelfile.with_options(
         given.get("template"),
         given.get("system"),

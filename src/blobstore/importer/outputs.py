@@ -172,7 +172,9 @@ def _metadata(tensors: tuple[OutputTensor, ...], options: ImportOptions) -> Mapp
     They say which tensors are transposed, too.
     """
     described = {
-        tensor.name: _metadata_of(tensor, options) for tensor in tensors if tensor.quantization
+        tensor.name: _metadata_of(tensor, one, options)
+        for tensor in tensors
+        if (one := tensor.quantization) is not None
     }
     turned = {f"{tensor.name}.transposed": "true" for tensor in tensors if tensor.transposed}
     if len(set(described.values())) == 1:
@@ -188,15 +190,15 @@ def _shared_mapping(items: tuple[tuple[str, str], ...]) -> Mapping[str, str]:
     return MappingProxyType(dict(items))
 
 
-def _metadata_of(tensor: OutputTensor, options: ImportOptions) -> tuple[tuple[str, str], ...]:
-    if tensor.quantization is None:
-        return ()
-    kind = ("quant_type", tensor.quantization.quant_type.value)
+def _metadata_of(
+    tensor: OutputTensor, quantization: Quantization, options: ImportOptions
+) -> tuple[tuple[str, str], ...]:
+    kind = ("quant_type", quantization.quant_type.value)
     # x/create/prequant.go `prequantPatterns`: only compressed-tensors' row has a default.
     is_unstated = options.profile.is_ollama and tensor.sources[0].producer == "ModelOpt NVFP4"
     if tensor.copies_codes and is_unstated:
         return (kind,)
-    return (kind, ("group_size", str(tensor.quantization.group_size)))
+    return (kind, ("group_size", str(quantization.group_size)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -250,7 +252,7 @@ class PlannedBlob:
 
     @property
     def parts(self) -> Iterator[SourceTensor]:
-        """All tensors that it is made of."""
+
         return (part for source in self.sources for part in source.parts.values())
 
     @property
@@ -311,7 +313,7 @@ class ImportPlan:
 
     @property
     def inventory(self) -> Inventory:
-        """The checkpoint of the model itself."""
+
         return self.inventories[0]
 
     @property
@@ -322,28 +324,30 @@ class ImportPlan:
     @property
     def documents(self) -> dict[str, bytes]:
         """The JSON documents by name, in manifest order."""
-        files = (layer for layer in self.layers if isinstance(layer, PlannedFile))
         return {
-            file.name: file.data
-            for file in files
-            if file.media_type == JSON_MEDIA_TYPE and file.name is not None
+            layer.name: layer.data
+            for layer in self.layers
+            if isinstance(layer, PlannedFile)
+            and layer.media_type == JSON_MEDIA_TYPE
+            and layer.name is not None
         }
 
     @property
     def tensors(self) -> Iterator[OutputTensor]:
-        """All output tensors, in stored order."""
+
         return (tensor for blob in self.blobs for tensor in blob.tensors)
 
     @property
     def facts(self) -> ModelFacts:
-        """What runtimes have to know of the model."""
-        others = (layer.name for layer in self.layers if not isinstance(layer, PlannedBlob))
-        names = frozenset(name for name in others if name)
+        names = frozenset(
+            layer.name for layer in self.layers if layer.name and not isinstance(layer, PlannedBlob)
+        )
         raw = self.documents.get(CONFIG_NAME)
         config = parse_config(raw) if raw is not None else None
         draft = self.config.draft.architecture if self.config.draft is not None else None
-        tensors = tuple(tensor.facts for tensor in self.tensors)
-        return ModelFacts(config, names, tensors, draft, self.documents.get)
+        return ModelFacts(
+            config, names, tuple(tensor.facts for tensor in self.tensors), draft, self.documents.get
+        )
 
     @property
     def runs_in(self) -> tuple[Verdict, ...]:

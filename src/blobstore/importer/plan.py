@@ -230,8 +230,6 @@ def _check_quantizable(blobs: tuple[PlannedBlob, ...], chooser: _Chooser) -> Non
 
 def check_rules(blobs: Iterable[PlannedBlob], options: ImportOptions) -> None:
     """Raise UsageError for a rule that no tensor follows, by its name or because of its rows."""
-    if not options.rules:
-        return
     tensors = {tensor.name: tensor for blob in blobs for tensor in blob.tensors}
     for rule in options.rules:
         named = [tensors[name] for name in rule.matches(tensors)]
@@ -262,8 +260,8 @@ def make_plan(
     one name, no config.json in the ollama profile); UsageError when nothing can be quantized, or a
     rule is for no tensor; LimitExceededError for too many layers.
     """
-    form = form_of_experts(inventory.config, options)
-    options, asked = replace(options, experts=form), options.experts
+    asked = options.experts
+    options = replace(options, experts=form_of_experts(inventory.config, options))
     inventory = storable(inventory, options.profile, has_draft=draft is not None)
     draft = storable(draft, options.profile, has_draft=False) if draft is not None else None
     blobs = plan_blobs(inventory, options)
@@ -290,7 +288,7 @@ def make_plan(
             f"at most {MAX_LAYERS:,}",
             path=inventory.path,
         )
-    inventories = (inventory,) if draft is None else (inventory, draft)
+
     notes = (
         *experts_note(blobs, options, inventory.config, asked),
         *fp8_note(blobs, options),
@@ -298,13 +296,19 @@ def make_plan(
         *size_note(blobs, options),
         *rounding_note(blobs),
     )
-    config = describe_model(inventory, options, draft)
-    return ImportPlan(inventories, options, layers, config, coverage, notes=notes)
+    return ImportPlan(
+        (inventory,) if draft is None else (inventory, draft),
+        options,
+        layers,
+        describe_model(inventory, options, draft),
+        coverage,
+        notes=notes,
+    )
 
 
 def _plan_draft(inventory: Inventory, options: ImportOptions) -> Iterator[PlannedBlob]:
     for blob in plan_blobs(inventory, options.of_draft, prefix=DRAFT_PREFIX):
-        tensors = tuple(replace(tensor, name=DRAFT_PREFIX + tensor.name) for tensor in blob.tensors)
+        tensors = (replace(tensor, name=DRAFT_PREFIX + tensor.name) for tensor in blob.tensors)
         yield PlannedBlob.of(DRAFT_PREFIX + blob.name, tensors, blob.options)
 
 
@@ -449,8 +453,11 @@ class _Chooser:
                 + (', or convert it with dtype="float32".' if is_f64 else "."),
             )
         laid_out = tensor.as_quantized(self.inputs_first)
-        scale = self.options.global_scale_of(quantization)
-        return replace(laid_out, quantization=quantization, global_scale=scale)
+        return replace(
+            laid_out,
+            quantization=quantization,
+            global_scale=self.options.global_scale_of(quantization),
+        )
 
 
 def _chooser(inventory: Inventory, options: ImportOptions, prefix: str) -> _Chooser:
@@ -472,8 +479,9 @@ def _chooser(inventory: Inventory, options: ImportOptions, prefix: str) -> _Choo
         if policy is None and usual is QuantType.INT8:
             # Of GGUF, which has groups of 32, and embeddings among them.
             own = replace(options, groups={QuantType.INT8: 32, **options.groups})
-            everything = [(lambda _, asked: (asked,), "")]
-            policies[usual] = replace(find_policy(asked=usual, options=own), rules=everything)
+            policies[usual] = replace(
+                find_policy(asked=usual, options=own), rules=[(lambda _, asked: (asked,), "")]
+            )
     turned = inputs_first(weights, inventory.config, options.profile)
     return _Chooser(options, policies, prefix, RuleBook(options.rules), turned)
 

@@ -34,9 +34,9 @@ from blobstore.formats.strictjson import Document, parse_document
 from blobstore.importer.options import ImportOptions
 from blobstore.importer.outputs import ImportPlan, PlannedBlob, PlannedFile
 from blobstore.importer.plan import make_plan
-from blobstore.importer.rules import Importance, read_at_most
+from blobstore.importer.rules import Importance
 from blobstore.importer.writing import entries_of
-from blobstore.io.durable import FILE_MODE, check_regular, os_errors, replace_file
+from blobstore.io.durable import FILE_MODE, check_regular, os_errors, read_own, replace_file
 from blobstore.io.ranges import FileIdentity
 from blobstore.names import Digest
 from blobstore.source.addresses import OpenSource, Source, open_folder, without_secrets
@@ -64,10 +64,12 @@ class PlanSource(Document):
     config: str | None = None
 
     def inventory(
-        self, source: Source, open_source: OpenSource, without: Folder | None = None
+        self, source: Source | None, open_source: OpenSource, without: Folder | None = None
     ) -> Inventory:
+        place = self.address if source is None else source
+        opened = open_source(place) if isinstance(place, str) else place
         config = open_source(self.config) if self.config is not None else None
-        return self.checked(read_model(source, without=without, config=config))
+        return self.checked(read_model(opened, without=without, config=config))
 
     def checked(self, current: Inventory) -> Inventory:
         """Return what the plan names of a source, if that is unchanged."""
@@ -139,8 +141,8 @@ def write_plan(plan: ImportPlan, path: str | os.PathLike[str]) -> None:
     StorageError.
     """
     data = encode_plan(plan)
-    addresses = [folder.address for one in plan.inventories for folder in one.folders]
-    is_secret = any(without_secrets(address) != address for address in addresses)
+    addresses = {folder.address for one in plan.inventories for folder in one.folders}
+    is_secret = addresses != {*map(without_secrets, addresses)}
     check_regular(path)
     with os_errors("write", path):
         replace_file(Path(path), data, mode=_PRIVATE_MODE if is_secret else FILE_MODE)
@@ -189,12 +191,12 @@ def read_plan(
 
 
 def plan_bytes(path: str | os.PathLike[str]) -> bytes:
-    """Return the bytes of a plan's file, one more than allowed of a larger one.
+    """Return the bytes of a plan's file.
 
-    Raises: NotFoundError; StorageError.
+    Raises: NotFoundError; LimitExceededError; StorageError.
     """
     try:
-        return read_at_most(path, MAX_PLAN)
+        return read_own(path, MAX_PLAN, follow=True)
     except NotFoundError as error:
         error.hint = "blobstore plan SOURCE -o PLAN writes a plan."
         raise
@@ -212,15 +214,9 @@ def decode_plan(
     document, options = _parse(raw, what)
     try:
         drafted = document.draft
-        draft = (
-            drafted.inventory(open_source(drafted.address), open_source)
-            if drafted is not None
-            else None
-        )
-        place = document.source.address if source is None else source
-        opened = open_source(place) if isinstance(place, str) else place
+        draft = drafted.inventory(None, open_source) if drafted is not None else None
         without = draft.folder if draft is not None else None
-        inventory = document.source.inventory(opened, open_source, without)
+        inventory = document.source.inventory(source, open_source, without)
         if document.adapter is not None:
             adapter = read_adapter(open_source(document.adapter.address))
             inventory = replace(inventory, adapter=document.adapter.checked(adapter))

@@ -324,8 +324,9 @@ def policy_for(
             rules.append((make_rule(config), _BY_ARCHITECTURE))
         if not options.profile.is_ollama and _normalizes_head(config):
             rules.append(_NORMALIZED_HEAD)
-    roles = Roles() if options.profile.is_ollama else ModelRoles.of(config)
-    return Policy(asked, options, roles, rules)
+    return Policy(
+        asked, options, Roles() if options.profile.is_ollama else ModelRoles.of(config), rules
+    )
 
 
 def _normalizes_head(config: SourceConfig) -> bool:

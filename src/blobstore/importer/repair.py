@@ -394,7 +394,7 @@ def _made_again(
 
 def _reason(blob: Descriptor, plan: ImportPlan, chosen: list[PlannedBlob]) -> str:
     if blob.media_type != TENSOR_MEDIA_TYPE:
-        what = f"{blob.name or blob.media_type.rpartition('.')[2]}"
+        what = blob.name or blob.media_type.rpartition(".")[2]
         return f"{what} differs in the source; texts of a Modelfile need the Modelfile"
     if any(layer.name == blob.name for layer in chosen):
         return (

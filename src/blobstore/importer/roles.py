@@ -196,8 +196,12 @@ def _numbers(config: SourceConfig | None, keys: tuple[str, ...]) -> frozenset[in
         return frozenset()
     inner = (config.text_config, *map(config.others.get, ("llm_config", "ffn_config")))
     sections = [config.sizes, *(section for section in inner if isinstance(section, dict))]
-    values = (section.get(key) for section in sections for key in keys)
-    return frozenset(value for value in values if type(value) is int and value > 1)
+    return frozenset(
+        value
+        for section in sections
+        for key in keys
+        if type(value := section.get(key)) is int and value > 1
+    )
 
 
 class InputsFirst(NamedTuple):

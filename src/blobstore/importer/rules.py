@@ -40,6 +40,7 @@ from blobstore.formats.strictjson import (
     parse_document,
     parse_object,
 )
+from blobstore.io.durable import read_own
 from blobstore.io.ranges import FileReader
 from blobstore.kernels.arrays import Array
 from blobstore.kernels.scales import check_method, checked_importance
@@ -193,35 +194,21 @@ class PolicyFile(Document):
         O1) for another kind of document, an unknown key, or a value of the wrong kind, naming the
         key; UsageError for an unknown word.
         """
-        with FileReader(path) as reader:
-            _check_size(reader, _LARGEST_FILE, "a policy")
-            raw = reader.read(0, reader.size)
+        name = os.fspath(path)
         try:
-            return parse_document(cls, parse_settings(raw, reader.name, "O1"), reader.name, "O1")
+            return parse_document(cls, read_settings(path, "O1"), name, "O1")
         except BlobStoreError as error:
-            named = error.about(path=reader.name)
-            raise named if reader.name in error.message else named.at(reader.name) from None
+            named = error.about(path=name)
+            raise named if name in error.message else named.at(name) from None
 
 
-def _check_size(reader: FileReader, most: int, what: str) -> None:
-    if reader.size > most:
-        raise LimitExceededError(
-            f"limit exceeded: {reader.name} has {reader.size:,} bytes, at most {most:,} for {what}",
-            path=reader.name,
-        )
-
-
-def read_at_most(path: str | os.PathLike[str], nbytes: int) -> bytes:
-    """Return a file's bytes, of a larger one at most one more than the limit."""
-    with FileReader(path) as reader:
-        return reader.read(0, min(reader.size, nbytes + 1))
-
-
-def parse_settings(text: bytes, name: str, rule: str) -> dict[str, Any]:
+def read_settings(path: str | os.PathLike[str], rule: str) -> dict[str, Any]:
     """Return the JSON object in a file, if its name ends in .json, else its TOML document.
 
-    Raises: DocumentError with ``rule``; LimitExceededError.
+    Raises: DocumentError with ``rule``; LimitExceededError for over 1 MiB; NotFoundError;
+    StorageError.
     """
+    text, name = read_own(path, _LARGEST_FILE, follow=True), os.fspath(path)
     if name.endswith(".json"):
         return parse_object(text, name, rule=rule)
     if _DOTTED.search(text):
@@ -301,7 +288,12 @@ class Importance:
 
 def _read(path: str | os.PathLike[str]) -> dict[str, Array]:
     with FileReader(path) as reader:
-        _check_size(reader, _LARGEST_IMPORTANCE, "importance")
+        if reader.size > _LARGEST_IMPORTANCE:
+            raise LimitExceededError(
+                f"limit exceeded: {reader.name} has {reader.size:,} bytes, at most"
+                f" {_LARGEST_IMPORTANCE:,} for importance",
+                path=reader.name,
+            )
         header = header_of(reader)
         header.check_limits(reader.name)
         for name, entry in header.tensors.items():

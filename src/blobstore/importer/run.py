@@ -57,9 +57,8 @@ def check_tag(plan: ImportPlan, name: ModelName) -> None:
     said, made = _SAID.get(name.tag.lower()), _types_of(plan)
     if said is None or said & made:
         return
-    what = ", ".join(sorted(made))
     raise UsageError(
-        f"the tag of {name} says {name.tag}, but the weights will be {what}",
+        f"the tag of {name} says {name.tag}, but the weights will be {', '.join(sorted(made))}",
         model=str(name),
         hint="Choose another tag, or keep this one with force=True.",
     )
@@ -189,9 +188,8 @@ def plan_import(
             hint="Name a checkpoint, or a Modelfile with modelfile=FILE.",
         )
     draft = read_model(open_source(parsed.draft)) if parsed.draft is not None else None
-    opened = open_source(chosen) if isinstance(chosen, str) else chosen
     inventory = read_model(
-        opened,
+        open_source(chosen) if isinstance(chosen, str) else chosen,
         without=draft.folder if draft is not None else None,
         config=open_source(parsed.config) if parsed.config is not None else None,
         adapter=open_source(parsed.adapter) if parsed.adapter is not None else None,
@@ -284,8 +282,11 @@ def outputs_of(inventory: Inventory, experts: Experts) -> dict[str, OutputTensor
 
     Raises: as `plan_import`.
     """
-    blobs = plan_blobs(inventory, ImportOptions(experts=experts))
-    return {tensor.name: tensor for blob in blobs for tensor in blob.tensors}
+    return {
+        tensor.name: tensor
+        for blob in plan_blobs(inventory, ImportOptions(experts=experts))
+        for tensor in blob.tensors
+    }
 
 
 def make_blob(

@@ -27,14 +27,14 @@ import tempfile
 import threading
 import time
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
 from struct import Struct
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 from blobstore.errors import DigestMismatchError
 from blobstore.hashing import Sha256, Stream
@@ -57,11 +57,11 @@ from blobstore.importer.segments import (
     whole,
 )
 from blobstore.io.durable import os_errors, reserve
+from blobstore.io.workers import batches
 from blobstore.source.folders import SourceFile
 from blobstore.source.weights import Fetcher, SourceReaders
 from blobstore.store.ports import Finished, Session
 
-_T = TypeVar("_T")
 _PIECE = 2**20
 # Bytes that may wait to be hashed before threads that make blobs hash them first.
 _BEHIND = 2 * 2**20
@@ -190,8 +190,9 @@ class DeclaredFiles:
         for number, extents in self._extents.items():
             blob = None
             if all(end <= states[path].offset for path, (_, end) in extents.items()):
-                key = self._unverified_key(number, noted_by)
-                blob = self._session.recall(key, self._sizes[number], verify=verify)
+                blob = self._session.recall(
+                    self._unverified_key(number, noted_by), self._sizes[number], verify=verify
+                )
             if blob is not None:
                 blobs[number] = blob
             elif any(begin < states[path].offset for path, (begin, _) in extents.items()):
@@ -345,20 +346,6 @@ def room_of(small: tuple[int, Run]) -> int:
     return small[1].end + -small[1].end % _ALIGNMENT
 
 
-def batches(items: Iterable[_T], cost: Callable[[_T], int], most: int) -> Iterator[list[_T]]:
-    """Yield consecutive items that cost ``most`` together, or one that costs more."""
-    group: list[_T] = []
-    total = 0
-    for item in items:
-        if group and total + cost(item) > most:
-            yield group
-            group, total = [], 0
-        group.append(item)
-        total += cost(item)
-    if group:
-        yield group
-
-
 def schedule(blobs: Mapping[int, PlannedBlob], sizes: Sequence[int]) -> Iterator[Work]:
     """Yield the work of making ``blobs``, by number: the small ones, then the others.
 
@@ -492,7 +479,7 @@ class FarWork:
         return LoadedSegment(segment, data, buffer)
 
     def close(self) -> None:
-        self._fetcher.cancel()
+        self._fetcher.stop.set()
         self._pool.shutdown(cancel_futures=True)
 
     def _open(self, first: int) -> None:

@@ -94,8 +94,10 @@ class Candidate:
         )
 
     def relative_errors(self, kind: Quantization | None) -> dict[str, float]:
-        pairs = zip(self.tensors, self.errors, strict=True)
-        return {tensor.name: math.sqrt(errors[kind]) for tensor, errors in pairs}
+        return {
+            tensor.name: math.sqrt(errors[kind])
+            for tensor, errors in zip(self.tensors, self.errors, strict=True)
+        }
 
 
 def _count(name: str) -> float:
@@ -138,8 +140,9 @@ def _selection(inventory: Inventory, options: ImportOptions) -> Callable[[Output
         name, shape, rule = tensor.name, tensor.shape, rules.rule_for(tensor.name)
         if rule is not None and options.can_follow(rule, tensor.dtype, shape):
             return False
-        is_float = tensor.sources[0].dtype.is_float
-        return is_float and (policy.wants(name, shape) or embeds_tokens(name, shape))
+        return tensor.sources[0].dtype.is_float and (
+            policy.wants(name, shape) or embeds_tokens(name, shape)
+        )
 
     return is_wanted
 
@@ -156,15 +159,14 @@ def _types(options: ImportOptions) -> Iterator[Quantization]:
 
 
 def _fits(quantization: Quantization, tensor: OutputTensor, options: ImportOptions) -> bool:
-    has_global_scale = options.global_scale_of(quantization) is not None
-    if has_global_scale and embeds_tokens(tensor.name, tensor.shape):
+    scale = options.global_scale_of(quantization)
+    if scale is not None and embeds_tokens(tensor.name, tensor.shape):
         return False  # mlx-lm runs no embedding that has one
     return tensor.shape[-1] % options.row_divisor(quantization) == 0
 
 
 def _nbytes(tensor: OutputTensor, quantization: Quantization, options: ImportOptions) -> int:
-    dtype = options.dtype or tensor.sources[0].dtype
-    scale = options.global_scale_of(quantization)
+    dtype, scale = options.dtype or tensor.sources[0].dtype, options.global_scale_of(quantization)
     return StoredArrays.of(dtype, tensor.shape, quantization, scale).nbytes
 
 
@@ -250,8 +252,11 @@ class _Task:
     candidates: tuple[Candidate, ...]
 
     def plan(self, chosen: Sequence[Quantization | None]) -> ImportPlan:
-        pairs = zip(self.candidates, chosen, strict=True)
-        rules = tuple(rule for candidate, kind in pairs for rule in candidate.rules(kind))
+        rules = [
+            rule
+            for candidate, kind in zip(self.candidates, chosen, strict=True)
+            for rule in candidate.rules(kind)
+        ]
         return make_plan(
             self.inventory, replace(self.options, rules=(*rules, *self.options.rules)), self.draft
         )
@@ -268,14 +273,10 @@ class _Task:
 
         ``overhead``: about the bytes apart from the candidates.
         """
-        smallest = [candidate.smallest for candidate in self.candidates]
-        nbytes = sum(
-            candidate.nbytes[kind]
-            for candidate, kind in zip(self.candidates, smallest, strict=True)
-        )
+        nbytes = sum(min(candidate.nbytes.values()) for candidate in self.candidates)
         if nbytes + 2 * overhead < budget:
             return  # planning a large model takes seconds
-        least = self.plan(smallest)
+        least = self.plan([candidate.smallest for candidate in self.candidates])
         if self.size(least) > budget:
             bits = math.ceil(1000 * least.bits_per_weight) / 1000
             raise UsageError(
@@ -319,8 +320,10 @@ def _choose(task: _Task, budget: int, overhead: int) -> ImportPlan:
     best: tuple[int, ImportPlan] | None = None
     for _ in range(_ROUNDS):
         indices = allocate(choices, max(least, budget - overhead))
-        pairs = list(zip(task.candidates, indices, strict=True))
-        chosen = [tuple(candidate.nbytes)[index] for candidate, index in pairs]
+        chosen = [
+            tuple(candidate.nbytes)[index]
+            for candidate, index in zip(task.candidates, indices, strict=True)
+        ]
         plan = task.plan(chosen)
         size = task.size(plan)
         if size <= budget and (best is None or size > best[0]):

@@ -39,11 +39,10 @@ from blobstore.importer.run import (
     name_for,
     publish_plan,
 )
-from blobstore.importer.schedule import batches
 from blobstore.importer.writing import Means, WrittenBlobs
 from blobstore.io.durable import make_folder, os_errors, read_own, replace_file
-from blobstore.io.workers import Progress, each, no_progress, start_progress, threads
-from blobstore.names import Digest, ModelName
+from blobstore.io.workers import Progress, batches, each, no_progress, start_progress, threads
+from blobstore.names import Digest, ModelName, shortened
 from blobstore.source.addresses import OpenSource, Source, open_folder
 from blobstore.source.folders import SourceFile
 from blobstore.store.places import StorePlace, opened_store
@@ -397,8 +396,7 @@ def make_tasks(
     """Return the blobs of each task, durable in the store. Raises: as `make_blobs`."""
     if not tasks:
         return []
-    planned = [blob for task in tasks for blob in task.blobs]
-    digests = iter(make_blobs(plan, planned, store, means))
+    digests = iter(make_blobs(plan, [one for task in tasks for one in task.blobs], store, means))
     return [blobs_of_task(task, [next(digests) for _ in task.blobs]) for task in tasks]
 
 
@@ -471,19 +469,18 @@ def commit_shared(
                 for number, found in receipts.items()
                 if not lost.isdisjoint(blob.digest for blob in found or ())
             ]
-            what = "have lost or damaged blobs" if verify else "have lost blobs"
-            raise _unfinished_error(shared, numbers, what)
+            raise _unfinished_error(
+                shared, numbers, "have lost or damaged blobs" if verify else "have lost blobs"
+            )
         return [blobs[blob.name] for blob in plan.blobs], len(blobs)
 
     return publish_plan(plan, full, store, find)
 
 
 def _unfinished_error(shared: SharedPlan, numbers: Sequence[int], what: str) -> UnfinishedPlanError:
-    named = ", ".join(map(str, numbers[:_MOST_NAMED]))
-    more = len(numbers) - _MOST_NAMED
-    shown = f"{named} and {more:,} more" if more > 0 else named
     return UnfinishedPlanError(
-        f"{len(numbers):,} of the {len(shared.tasks):,} tasks of {shared.path} {what}: {shown}",
+        f"{len(numbers):,} of the {len(shared.tasks):,} tasks of {shared.path} {what}:"
+        f" {shortened(numbers, _MOST_NAMED)}",
         path=shared.path,
         tasks=tuple(numbers),
         hint=f"blobstore work {shared.path} does them.",

@@ -130,9 +130,8 @@ def entries_of(
             texts.append(_made(tensor, blob))
             texts += [_source_key(source, known_state) for source in tensor.sources]
         header = blob.header
-        start = b"%d\n%b" % (_ARITHMETIC, header)
-        key = hashlib.sha256(start + "".join(texts).encode()).hexdigest()
-        yield key, len(header) + blob.data_size
+        key = hashlib.sha256(b"%d\n%b" % (_ARITHMETIC, header) + "".join(texts).encode())
+        yield key.hexdigest(), len(header) + blob.data_size
 
 
 def _made(tensor: OutputTensor, blob: PlannedBlob) -> str:
@@ -316,8 +315,7 @@ class _Making:
                 lambda: self.stage.is_full or buffers.free.empty() or self.declared.is_behind
             )
 
-        works_in = self._with_buffers(works, buffers)
-        each(works_in, make, threads, name="import", stop=self.stopped)
+        each(self._with_buffers(works, buffers), make, threads, name="import", stop=self.stopped)
         each(range(threads), lambda _: self.stage.work_while(lambda: True), threads, name="hash")
 
     def _with_buffers(

@@ -37,7 +37,7 @@ from blobstore.inspection.inspection import (
     stored_tensor,
 )
 from blobstore.io.ranges import UNKNOWN_SIZE
-from blobstore.names import ModelName
+from blobstore.names import ModelName, shortened
 from blobstore.source.addresses import (
     FILE_ENDS,
     Source,
@@ -348,8 +348,7 @@ def _read_indexed(folder: Folder, name: str) -> tuple[Groups, ShardIndex]:
 
 
 def _some(names: Sequence[str]) -> str:
-    more = f" and {len(names) - _MOST_NAMES:,} more" if len(names) > _MOST_NAMES else ""
-    return ", ".join(map(quoted, names[:_MOST_NAMES])) + more
+    return shortened([*map(quoted, names)], _MOST_NAMES)
 
 
 def _hint(folder: Folder, names: Sequence[str]) -> str | None:

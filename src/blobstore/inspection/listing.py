@@ -155,8 +155,7 @@ def _capabilities(
         or any(layer.media_type == TEMPLATE_MEDIA_TYPE for layer in manifest.layers)
         or any(b'"chat_template"' in (read(name) or b"") for name in TEMPLATE_DOCUMENTS)
     )
-    recorded = own.capabilities or ()
-    return tuple(one for one in recorded if has_template or one != "tools")
+    return tuple(one for one in own.capabilities or () if has_template or one != "tools")
 
 
 def _is_described(model: StoredModel, config: Config) -> bool:
@@ -225,8 +224,9 @@ def stored_coverage(store: Readable, manifest: Manifest) -> Coverage:
     if provenance is not None and provenance.coverage is not None:
         return provenance.coverage
     tensors = len(ModelOutline.of(model, model.tensor_layers))
-    layers = (*manifest.json_layers, *manifest.file_layers)
-    files = sum(layer.name != OWN_DOCUMENT for layer in layers)
+    files = sum(
+        layer.name != OWN_DOCUMENT for layer in (*manifest.json_layers, *manifest.file_layers)
+    )
     return Coverage(Tally(None, tensors), Tally(None, files))
 
 

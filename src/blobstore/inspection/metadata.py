@@ -187,8 +187,9 @@ def header_text(old: bytes, metadata: Mapping[str, str]) -> tuple[bytes, bytes]:
     """
     for key, value in metadata.items():
         if not all(isinstance(text, str) for text in (key, value)):
-            message = f"metadata maps strings to strings, not {quoted(key)} to {quoted(value)}"
-            raise UsageError(message)
+            raise UsageError(
+                f"metadata maps strings to strings, not {quoted(key)} to {quoted(value)}"
+            )
     document = json.loads(old)
     names = list(document)
     place = names.index(METADATA) if METADATA in document else 0
@@ -197,8 +198,9 @@ def header_text(old: bytes, metadata: Mapping[str, str]) -> tuple[bytes, bytes]:
     try:
         head, tail = _encode({**before, METADATA: dict(metadata)})[:-1], _encode(after)[1:]
     except UnicodeEncodeError:
-        message = "metadata must be valid UTF-8, but a string contains half of a surrogate pair"
-        raise UsageError(message) from None
+        raise UsageError(
+            "metadata must be valid UTF-8, but a string contains half of a surrogate pair"
+        ) from None
     return head, b"," + tail if after else tail
 
 
@@ -252,8 +254,9 @@ def _edit_in_place(
         new = old[: PREFIX.size] + spread(
             *parts, len(old) - PREFIX.size, padding if spare >= padding else 0
         )
-    places = range(0, len(old), _SECTOR)
-    changed = [at for at in places if old[at : at + _SECTOR] != new[at : at + _SECTOR]]
+    changed = [
+        at for at in range(0, len(old), _SECTOR) if old[at : at + _SECTOR] != new[at : at + _SECTOR]
+    ]
     if len(changed) == 1 and (asked or now.st_nlink == 1):
         reader.check_is(FileIdentity(now))
         _write_sector(fd, path, changed[0], old, new)

@@ -175,8 +175,7 @@ def _exact(source: SourceWeight) -> SourceWeight:
 
 
 def _range(arrays: list[Array]) -> tuple[float, float]:
-    finite = [values[np.isfinite(values)] for values in arrays]
-    samples = [values for values in finite if values.size]
+    samples = [kept for values in arrays if (kept := values[np.isfinite(values)]).size]
     if not samples:
         return 0.0, 0.0
     return float(min(v.min() for v in samples)), float(max(v.max() for v in samples))
@@ -340,11 +339,9 @@ def sources_of(model: Model, source: Source) -> Iterator[tuple[Tensor, OutputTen
         if tensor.transposed and not made_from.transposed and len(made_from.shape) > 1:
             made_from = made_from.as_quantized({made_from.name})
         if not _can_be_made_from(tensor, made_from):
-            stored = f"{tensor.type_name} {list(tensor.shape)}"
-            there = f"{made_from.dtype} {list(made_from.shape)}"
             raise UnsupportedSourceError(
-                f"{quoted(tensor.name)} is {stored} in the model, which can't be made from"
-                f" the source's {there}",
+                f"{quoted(tensor.name)} is {tensor.type_name} {list(tensor.shape)} in the model,"
+                f" which can't be made from the source's {made_from.dtype} {list(made_from.shape)}",
                 tensor=tensor.name,
                 model=str(model.name),
             )
@@ -371,8 +368,9 @@ def _measure(
         if stored is None:
             _check_same(tensor, start, chunk)
         else:
-            check = partial(_check_odd, tensor, start)
-            errors += errors_between(chunk, run_of(stored, start, chunk.size), check)
+            errors += errors_between(
+                chunk, run_of(stored, start, chunk.size), partial(_check_odd, tensor, start)
+            )
         progress(chunk.nbytes, tensor.name)
     quant_type = None if tensor.quant_type is None else str(tensor.quant_type)
     dtype = str(tensor.dtype) if quant_type is None else None
@@ -411,7 +409,10 @@ def _check_odd(tensor: Tensor, start: int, weights: Array, read: Array, wrong: A
     if wrong.any():
         first = int(np.argmax(wrong))
         index = tuple(int(i) for i in np.unravel_index(start + first, tensor.shape))
-        values = f"{weights[first]} in the source and {read[first]} in the model"
-        message = f"{quoted(tensor.name)}: the value at {list(index)} is {values}"
         kind = CorruptDataError if np.isfinite(weights[first]) else NonFiniteWeightError
-        raise kind(message, tensor=tensor.name, index=index)
+        raise kind(
+            f"{quoted(tensor.name)}: the value at {list(index)} is {weights[first]} in the source"
+            f" and {read[first]} in the model",
+            tensor=tensor.name,
+            index=index,
+        )

@@ -177,19 +177,16 @@ class RetryPolicy:
     longest_wait_s: float = 30
 
 
-class Cancellation:
-    """Ends the requests of one job, from any thread."""
+class Cancellation(Event):
+    """Ends the requests of one job, from any thread, when it is set."""
 
     def __init__(self) -> None:
-        self._event = Event()
+        super().__init__()
         self._sockets: set[socket.socket] = set()
 
     def check(self, address: object) -> None:
-        if self._event.is_set():
+        if self.is_set():
             raise RemoteError(f"{address}: cancelled", path=str(address))
-
-    def sleep(self, seconds: float) -> None:
-        self._event.wait(seconds)
 
     def add(self, connection: socket.socket) -> None:
         self._sockets.add(connection)
@@ -198,11 +195,11 @@ class Cancellation:
         """Forget a connection: it is kept alive, and may serve another job now."""
         self._sockets.discard(connection)
 
-    def cancel(self) -> None:
+    def set(self) -> None:
         """End all requests: waiting reads end at once, and no other begins."""
         import socket  # which commands on local files do not load
 
-        self._event.set()
+        super().set()
         for connection in list(self._sockets):
             with suppress(OSError):  # the peer was faster
                 # Of the plain socket: SSLSocket's own would pull the TLS state from under the
@@ -263,8 +260,7 @@ class RequestLimits:
         self.cancellation.check(address)
         now = time.monotonic()
         self._start = now if self._start is None else self._start
-        moved = self._total + self._sent
-        allowed = self.policy.deadline_s + moved / self.policy.slowest_rate
+        allowed = self.policy.deadline_s + (self._total + self._sent) / self.policy.slowest_rate
         left = self._start + allowed - now
         if left <= 0:
             raise RemoteError(

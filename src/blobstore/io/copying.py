@@ -113,7 +113,11 @@ def copy_range(
         count = _by_kernel(source, start + done, target, name, at + done, step) if by_kernel else 0
         if count == 0:
             by_kernel = False
-            count = _by_hand(source, start + done, target, name, at + done, min(step, _BUFFER))
+            count = min(step, _BUFFER)
+            buffer = memoryview(bytearray(count))
+            _read_for(name, source, start + done, buffer)
+            with os_errors("write", name):
+                write_all_at(target, at + done, buffer)
         done += count
         if progress is not None:
             progress(count)
@@ -165,16 +169,6 @@ def _by_kernel(
         if error.errno not in _CAN_NOT:
             raise from_os_error(error, f"copy {source.name} to", name) from error
         return 0
-
-
-def _by_hand(
-    source: FileReader, start: int, target: int, name: object, at: int, length: int
-) -> int:
-    buffer = memoryview(bytearray(length))
-    _read_for(name, source, start, buffer)
-    with os_errors("write", name):
-        write_all_at(target, at, buffer)
-    return length
 
 
 def _read_for(name: object, source: FileReader, start: int, buffer: memoryview) -> None:

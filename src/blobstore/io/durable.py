@@ -233,7 +233,7 @@ def list_folder(folder: Path) -> list[os.DirEntry[str]]:
         return []
 
 
-def read_own(path: Path, limit: int, *, follow: bool = False) -> bytes:
+def read_own(path: str | os.PathLike[str], limit: int, *, follow: bool = False) -> bytes:
     """Return the bytes of a small file that we wrote; a link or FIFO in its place is not opened.
 
     ``follow``: a file of the user's, which may be a link.
@@ -244,7 +244,7 @@ def read_own(path: Path, limit: int, *, follow: bool = False) -> bytes:
         if reader.size > limit:
             raise LimitExceededError(
                 f"limit exceeded: {path} has {reader.size:,} bytes, at most {limit:,}",
-                path=str(path),
+                path=reader.name,
             )
         return reader.read(0, reader.size)
 

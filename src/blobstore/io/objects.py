@@ -136,8 +136,9 @@ def open_bucket(address: str, options: Mapping[str, str] | None = None) -> Bucke
     try:
         from obstore.store import LocalStore, MemoryStore
     except ImportError:
-        message = f"reading and writing {scheme}:// needs the package obstore"
-        raise UsageError(message, hint=install_hint("cloud")) from None
+        raise UsageError(
+            f"reading and writing {scheme}:// needs the package obstore", hint=install_hint("cloud")
+        ) from None
     prefix = (match["prefix"] or "").strip("/")
     if scheme == "file":
         with object_errors(OPEN, f"/{prefix}"):
@@ -146,8 +147,9 @@ def open_bucket(address: str, options: Mapping[str, str] | None = None) -> Bucke
         try:
             relative_path(prefix)
         except InvalidNameError as error:
-            message = f"{quoted(address)}: {error.message}"
-            raise UsageError(message, rule=error.rule, hint=_FORM) from None
+            raise UsageError(
+                f"{quoted(address)}: {error.message}", rule=error.rule, hint=_FORM
+            ) from None
     if scheme == "memory":
         store = _memory.setdefault(match["bucket"], MemoryStore())
     else:
@@ -303,8 +305,9 @@ def object_error(error: Exception, operation: str, place: str) -> BlobStoreError
     }
     for row in _FAILURES:
         if not causes.isdisjoint(row.causes) or any(word in text for word in row.words):
-            message, hint = row.message.format(**said), row.hint.format(**said)
-            return row.kind(message, path=place, hint=hint or None)
+            return row.kind(
+                row.message.format(**said), path=place, hint=row.hint.format(**said) or None
+            )
     if isinstance(error, OSError) and error.errno is not None:
         return StorageError(f"can't {operation} {place}: {error.strerror}", path=place)
     elsewhere = "redirect without LOCATION" in text or 300 <= status < 400  # noqa: PLR2004
@@ -548,16 +551,19 @@ class Bucket:
         return ObjectState(key, meta["size"], _version(meta), meta["last_modified"])
 
     def _changed(self, key: str) -> CorruptDataError:
-        place = self.place(key)
-        return CorruptDataError(f"{place} changed while it was read", path=place)
+        return CorruptDataError(
+            f"{self.place(key)} changed while it was read", path=self.place(key)
+        )
 
     def _short(self, key: str) -> ShortReadError:
-        place = self.place(key)
-        return ShortReadError(f"{place} ends before the bytes that were asked for", path=place)
+        return ShortReadError(
+            f"{self.place(key)} ends before the bytes that were asked for", path=self.place(key)
+        )
 
     def _wrong(self, key: str, what: str) -> RemoteError:
-        place = self.place(key)
-        return RemoteError(f"{place}: its server {what} (rule R1)", rule="R1", path=place)
+        return RemoteError(
+            f"{self.place(key)}: its server {what} (rule R1)", rule="R1", path=self.place(key)
+        )
 
 
 @dataclass(eq=False)

@@ -421,7 +421,7 @@ class MappedFile:
     range of a file, only its pages are mapped.
     """
 
-    __slots__ = ("_begin", "_data", "_end", "_memory", "_name", "size")
+    __slots__ = ("_end", "_map", "_memory", "_name", "size")
 
     def __init__(self, reader: OpenReader) -> None:
         """Map the file that ``reader`` has open; it may be closed then.
@@ -430,42 +430,36 @@ class MappedFile:
         """
         self._name = reader.name
         self.size = reader.size
-        self._data: mmap.mmap | None = None
+        self._map: mmap.mmap | None = None
         place = reader.place() if is_mapped(reader.size) else None
-        self._begin = self._end = 0
         if place is None:
-            self._memory = reader.read(0, reader.size)
+            self._memory = memoryview(reader.read(0, reader.size))
             return
-        self._memory = b""
         fd, start = place
-        self._begin = start % mmap.ALLOCATIONGRANULARITY
-        self._end = start + reader.size
+        begin, self._end = start % mmap.ALLOCATIONGRANULARITY, start + reader.size
         try:
-            self._data = mmap.mmap(
-                fd,
-                self._begin + reader.size,
-                access=mmap.ACCESS_READ,
-                offset=start - self._begin,
+            self._map = mmap.mmap(
+                fd, begin + reader.size, access=mmap.ACCESS_READ, offset=start - begin
             )
         except ValueError:  # mmap checks the size of the open file once more
             raise self._short() from None
         except OSError as error:
             raise from_os_error(error, "map", self._name) from error
+        self._memory = memoryview(self._map)[begin:]
 
     def view(self, begin: int = 0, end: int | None = None) -> memoryview:
         """Return the bytes from ``begin`` to ``end`` without a copy.
 
         Raises: CorruptDataError when the file was cut.
         """
-        if self._data is None:
-            return memoryview(self._memory)[begin:end]
-        try:
-            now = self._data.size()
-        except OSError as error:
-            raise from_os_error(error, "stat", self._name) from error
-        if now < self._end:
-            raise self._short()
-        return memoryview(self._data)[self._begin : self._begin + self.size][begin:end]
+        if self._map is not None:
+            try:
+                now = self._map.size()
+            except OSError as error:
+                raise from_os_error(error, "stat", self._name) from error
+            if now < self._end:
+                raise self._short()
+        return self._memory[begin:end]
 
     def _short(self) -> CorruptDataError:
         return CorruptDataError(

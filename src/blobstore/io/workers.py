@@ -108,6 +108,20 @@ def results_of(
     return [results[number] for number in range(len(items))]
 
 
+def batches(items: Iterable[_T], cost: Callable[[_T], int], most: int) -> Iterator[list[_T]]:
+    """Yield consecutive items that cost ``most`` together, or one that costs more."""
+    group: list[_T] = []
+    total = 0
+    for item in items:
+        if group and total + cost(item) > most:
+            yield group
+            group, total = [], 0
+        group.append(item)
+        total += cost(item)
+    if group:
+        yield group
+
+
 @contextmanager
 def run_in_pool(
     items: Sequence[_T], do: Callable[[_T, Cancellation], _R], jobs: int
@@ -126,7 +140,7 @@ def run_in_pool(
             return do(item, cancellation)
         except BlobStoreError as error:
             failures.append(error)
-            cancellation.cancel()
+            cancellation.set()
             raise
 
     with ThreadPoolExecutor(max(1, min(jobs, len(items)))) as pool:
@@ -137,7 +151,7 @@ def run_in_pool(
                 raise failures[0] from None
             raise
         finally:
-            cancellation.cancel()
+            cancellation.set()
             pool.shutdown(wait=False, cancel_futures=True)
 
 

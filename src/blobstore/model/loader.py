@@ -42,7 +42,7 @@ from blobstore.formats.dtypes import DType, fits_mlx
 from blobstore.formats.provenance import OWN_DOCUMENT
 from blobstore.formats.safetensors.header import TensorEntry
 from blobstore.io.budget import allow_open_files
-from blobstore.io.ranges import BytesReader, MappedFile, OpenReader, is_mapped
+from blobstore.io.ranges import BytesReader, Closing, MappedFile, OpenReader, is_mapped
 from blobstore.kernels.arrays import Array, QuantizedArray, map_parts, numpy_dtype
 from blobstore.names import Digest, ModelName
 from blobstore.store.places import StorePlace, opened_store
@@ -290,7 +290,7 @@ class Tensor(StoredTensor):
         return getattr(self, library)()
 
 
-class Model(Mapping[str, Tensor]):
+class Model(Mapping[str, Tensor], Closing):
     """The tensors of a stored model by logical name, in manifest order.
 
     Companions are part of their tensor. Use it as a context manager, or call `close`: arrays taken
@@ -399,8 +399,11 @@ class Model(Mapping[str, Tensor]):
         JSON documents come first, then all others. ``blobstore.json`` is not a file of the
         checkpoint. A draft model's files begin with ``draft/``.
         """
-        layers = (*self.manifest.json_layers, *self.manifest.file_layers)
-        return [layer.name for layer in layers if layer.name and layer.name != OWN_DOCUMENT]
+        return [
+            layer.name
+            for layer in (*self.manifest.json_layers, *self.manifest.file_layers)
+            if layer.name and layer.name != OWN_DOCUMENT
+        ]
 
     def arrays(self, library: Library = "numpy", *, names: Names = "ollama") -> dict[str, Any]:
         """Return every stored array, companions included, by its name.
@@ -444,12 +447,6 @@ class Model(Mapping[str, Tensor]):
         """
         self._tensors.clear()
         self._blobs.clear()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
 
 def open_model(

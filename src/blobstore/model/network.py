@@ -48,6 +48,7 @@ from blobstore.model.sanitize import (
     row_factors,
     trace,
 )
+from blobstore.names import shortened
 
 _CLAIMS = ("quantization", "quantization_config")
 _SHOWN = 3
@@ -218,8 +219,7 @@ def _sanitized(network: Any, offered: Mapping[str, Offer]) -> dict[str, Expressi
     given = {name: one.expression for name, one in offered.items()}
     if not hasattr(network, "sanitize"):
         return given
-    stand_ins = {name: one.stand_in for name, one in offered.items()}
-    made = trace(network.sanitize, stand_ins, given)
+    made = trace(network.sanitize, {name: one.stand_in for name, one in offered.items()}, given)
     return {name: one for name, one in made.items() if one != _HEAD_MARK.expression}
 
 
@@ -232,10 +232,9 @@ def _check(made: Mapping[str, Expression], network: Any) -> None:
         ("has no place for", made.keys() - wanted.keys()),
     ):
         if names:
-            shown = ", ".join(map(quoted, sorted(names)[:_SHOWN]))
-            more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
             raise UnsupportedSourceError(
-                f"mlx-lm's network {what} {shown}{more}", tensor=min(names)
+                f"mlx-lm's network {what} {shortened([*map(quoted, sorted(names))], _SHOWN)}",
+                tensor=min(names),
             )
     for name, shape in wanted.items():
         if made[name].shape != shape:

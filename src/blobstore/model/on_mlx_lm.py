@@ -139,8 +139,9 @@ def _obstacles(model: ModelFacts, module: str | None) -> Iterator[str]:
         tensor = group.projections["gate_up_proj"][0]
         if type(hidden) is int and tensor.shape[-1] != hidden:
             yield f"{tensor.name} is quantized along its outputs, as Ollama's importer does"
-    has_scales = any(tensor.name.endswith(".weight_scale") for tensor in model.tensors)
-    if module == "bitnet" and not has_scales:
+    if module == "bitnet" and not any(
+        tensor.name.endswith(".weight_scale") for tensor in model.tensors
+    ):
         yield "it reads BitNet's weights only when they are packed, with a weight_scale each"
 
 

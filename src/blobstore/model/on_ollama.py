@@ -253,8 +253,10 @@ def _obstacles(model: ModelFacts, family: Family) -> Iterator[str]:
             yield f"its runner needs {' or '.join(keys)} of config.json"
     yield from _tokenizer_obstacles(model, family)
     if not any(tensor.name in family.embeddings for tensor in model.tensors):
-        names = " or ".join(sorted(family.embeddings))
-        yield f"its runner finds no token embedding: none is called {names}"
+        yield (
+            "its runner finds no token embedding: none is called"
+            f" {' or '.join(sorted(family.embeddings))}"
+        )
     for group in model.experts:
         yield from _expert_obstacles(group, family)
     if model.draft is not None and model.draft not in family.drafts:

@@ -101,19 +101,15 @@ def reshape(of: Expression, shape: Sequence[int]) -> Expression:
     shape = tuple(shape)
     if shape == of.shape:
         return of
-    if isinstance(of, Computed):
-        return Computed(of.of, shape)
     return reshape(of.of, shape) if isinstance(of, Reshape) else Reshape(of, shape)
 
 
 def transpose(of: Expression, axes: Sequence[int]) -> Expression:
     """Return ``of`` with its dimensions in the order of ``axes``."""
     axes = tuple(axes)
-    shape = tuple(of.shape[axis] for axis in axes)
-    if isinstance(of, Computed):
-        return Computed(of.of, shape)
     if isinstance(of, Transposition):
         return transpose(of.of, [of.axes[axis] for axis in axes])
+    shape = tuple(of.shape[axis] for axis in axes)
     return of if axes == tuple(range(len(axes))) else Transposition(of, axes, shape)
 
 
@@ -125,8 +121,6 @@ def take(of: Expression, ranges: Sequence[range]) -> Expression:
     imports store them transposed.
     """
     shape = tuple(map(len, ranges))
-    if isinstance(of, Computed):
-        return Computed(of.of, shape)
     if shape == of.shape:
         return of
     if isinstance(of, Transposition):
@@ -145,9 +139,6 @@ def join(parts: Sequence[Expression], axis: int) -> Expression:
 
     Consecutive rows of one array become one slice of it again.
     """
-    if any(isinstance(part, Computed) for part in parts):
-        shape = _joined_shape(parts, axis)
-        return Computed(frozenset(name for part in parts for name in leaves(part)), shape)
     merged: list[Expression] = []
     for part in parts:
         whole = _rows_together(merged[-1], part) if merged and axis == 0 else None
@@ -156,12 +147,9 @@ def join(parts: Sequence[Expression], axis: int) -> Expression:
         merged.append(whole or part)
     if len(merged) == 1:
         return merged[0]
-    return Concatenation(tuple(merged), axis, _joined_shape(merged, axis))
-
-
-def _joined_shape(parts: Sequence[Expression], axis: int) -> Shape:
-    first = parts[0].shape
-    return (*first[:axis], sum(part.shape[axis] for part in parts), *first[axis + 1 :])
+    shape = list(merged[0].shape)
+    shape[axis] = sum(part.shape[axis] for part in merged)
+    return Concatenation(tuple(merged), axis, tuple(shape))
 
 
 def _rows_together(one: Expression, other: Expression) -> Expression | None:
@@ -427,9 +415,8 @@ def _read(
                 constants = dict(event["constants"])
             case "primitive":
                 made.update(_outputs(event, made, constants))
-    nothing = frozenset[str]()
     return {
-        name: made[key] if key in made else Computed(nothing, tuple(constants[key].shape))
+        name: made[key] if key in made else Computed(frozenset(), tuple(constants[key].shape))
         for name, key in zip(names, outputs, strict=True)
     }
 

@@ -528,15 +528,16 @@ class FetchOptions:
 class Fetcher:
     """Fills memory with ranges of source files, several at once. Safe to share between threads.
 
-    ``at_once``: how many ranges are fetched at once; more threads are of no use.
+    ``at_once``: how many ranges are fetched at once; more threads are of no use. ``stop``: calls of
+    `fill` raise RemoteError soon after it is set.
     """
 
     def __init__(self, options: FetchOptions) -> None:
         self.at_once = options.connections or CONNECTIONS
         self._slots = threading.Semaphore(self.at_once)
-        self._cancellation = Cancellation()
+        self.stop = Cancellation()
         rate = options.limit_rate
-        self._limit = RateLimit(rate, wait=self._cancellation.sleep) if rate is not None else None
+        self._limit = RateLimit(rate, wait=self.stop.wait) if rate is not None else None
 
     def fill(self, file: SourceFile, begin: int, buffer: memoryview) -> None:
         """Fill ``buffer`` with the bytes of a file from byte ``begin`` on.
@@ -551,12 +552,8 @@ class Fetcher:
             with self._slots:
                 if self._limit is not None:
                     self._limit.take(len(piece))
-                self._cancellation.check(file.path)
-                file.folder.fill(file.name, file.identity, begin + at, piece, self._cancellation)
-
-    def cancel(self) -> None:
-        """End all requests, from any thread: calls of `fill` raise RemoteError soon."""
-        self._cancellation.cancel()
+                self.stop.check(file.path)
+                file.folder.fill(file.name, file.identity, begin + at, piece, self.stop)
 
 
 class RateLimit:
@@ -597,4 +594,4 @@ def open_fetcher(files: Iterable[SourceFile], options: FetchOptions) -> Iterator
     try:
         yield fetcher
     finally:
-        fetcher.cancel()
+        fetcher.stop.set()

@@ -22,16 +22,14 @@ from pathlib import Path
 from blobstore.store.memory import MemoryStore
 from blobstore.store.ports import Home
 from blobstore.store.transfer import transfer
-from blobstore.testing.blobs import BlobTests
+from blobstore.testing.blobs import BlobTests, ReadingTests as ReadingTests
 from blobstore.testing.models import ModelTests, SignatureTests, TransferTests
-from blobstore.testing.reading import ReadingTests as ReadingTests
 
 
 class StoreTests(ReadingTests, BlobTests, ModelTests, TransferTests, SignatureTests):
     """Tests of everything that a home promises. Subclass it, and define `new_home`."""
 
     def fill(self, folder: Path, source: MemoryStore, names: Sequence[str]) -> Home:
-        """See `ReadingTests`."""
         home = self.new_home(folder)
         transfer(names, source, home)
         return self.other_reader(home)

@@ -90,11 +90,10 @@ class ModelTests(HomeTests):
         assert blobs_of(home, "m") == [b"one"]
 
     def test_a_manifest_with_another_size_is_refused(self, home: Home) -> None:
-        wrong = Manifest(layers=(replace(descriptor_of(b"one"), size=4),))
         with home.session() as session:
             session.put(b"one")
             with pytest.raises(CorruptDataError):
-                session.publish(M, wrong)
+                session.publish(M, Manifest(layers=(replace(descriptor_of(b"one"), size=4),)))
         assert home.manifests.names() == []
 
     def test_publishing_tells_what_is_new(self, home: Home) -> None:
@@ -361,8 +360,7 @@ class SignatureTests(HomeTests):
         assert signatures_of(other) == (signatures_of(home) or [])
 
     def test_transfer_refuses_by_policy(self, home: Home) -> None:
-        source = _signed(SIGNATURE)
         with pytest.raises(SignatureError):
-            transfer("m", source, home, policy=_REFUSED)
+            transfer("m", _signed(SIGNATURE), home, policy=_REFUSED)
         check_empty(home)
         assert signatures_of(home) in ([], None)

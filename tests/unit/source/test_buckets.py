@@ -77,7 +77,7 @@ def test_fetching(bucket: Bucket) -> None:
             fetcher.fill(file, 0, memoryview(buffer))
         with pytest.raises(NotFoundError):
             fetcher.fill(replace(file, name="missing"), 0, memoryview(buffer))
-        fetcher.cancel()
+        fetcher.stop.set()
         with pytest.raises(RemoteError, match="cancelled"):
             fetcher.fill(file, 0, memoryview(buffer))
 

@@ -267,11 +267,9 @@ class Reply:
         draft-ietf-httpapi-ratelimit-headers-09; huggingface_hub@2.4.0 utils/_http.py
         `parse_ratelimit_headers`).
         """
-        waits = [0.0]
-        waits += [float(text) for text in self.values("retry-after") if _LENGTH.fullmatch(text)]
-        for limit in _SPENT.finditer(", ".join(self.values("ratelimit"))):
-            waits.append(float(limit[1]) + 1)  # in whole seconds
-        return max(waits)
+        waits = [float(text) for text in self.values("retry-after") if _LENGTH.fullmatch(text)]
+        spent = _SPENT.finditer(", ".join(self.values("ratelimit")))
+        return max([0.0, *waits, *(float(limit[1]) + 1 for limit in spent)])  # in whole seconds
 
 
 class HttpClient(Closing):
@@ -417,7 +415,7 @@ class HttpClient(Closing):
             raise failure
         if attempt + 1 >= policy.attempts or wait > limits.seconds_left(failure.path):
             raise failure
-        limits.cancellation.sleep(wait)
+        limits.cancellation.wait(wait)
 
     def allow(self, connections: int) -> None:
         """Set the number of simultaneous requests, if it is lower now."""
@@ -475,10 +473,11 @@ class HttpClient(Closing):
             connection = self._kept.take(target, limits, has_credentials=has_credentials)
 
         pieces = body.pieces() if body is not None else None
-        fields = partial(_fields, target, request)
         try:
             with remote_errors(address, limits, connection):
-                response = connection.exchange(address, limits, request.method, fields, pieces)
+                response = connection.exchange(
+                    address, limits, request.method, partial(_fields, target, request), pieces
+                )
             return Reply(
                 target,
                 response,

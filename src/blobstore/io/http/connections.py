@@ -135,6 +135,7 @@ class Connection(io.BufferedReader):
         self.received = _Received(connected)
         self._proxy = proxy
         self._proxy_fields = proxy.fields if proxy is not None else {}
+
         super().__init__(self.received, _BUFFER)
         self.public = public
         self.link_local = link_local
@@ -335,8 +336,9 @@ class Connections:
             return connection
         with ExitStack() as failing:
             failing.callback(connection.disconnect)
-            host = {"Host": address.place}
-            reply = connection.exchange(address, limits, "CONNECT", lambda: host, None)
+            reply = connection.exchange(
+                address, limits, "CONNECT", lambda: {"Host": address.place}, None
+            )
             if reply.status != _OK:
                 raise _proxy_error(
                     proxy,

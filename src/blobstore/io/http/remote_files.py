@@ -266,8 +266,9 @@ class Remote(HttpClient):
             reply, at = opened.enter_context(self.request(request, start, own))
             head, size = _read_first(reply)
             is_whole = reply.status == _OK and size == UNKNOWN_SIZE
-            kept = own if is_whole else limits
-            file = RemoteFile(self, start, at, Version.of(reply, size), head, kept)
+            file = RemoteFile(
+                self, start, at, Version.of(reply, size), head, own if is_whole else limits
+            )
             if is_whole:
                 file.keep(reply, opened.pop_all())
             return file
@@ -305,9 +306,9 @@ class Remote(HttpClient):
         """
         own = limits or self.limits(0)
         own.extend(limit + 1 + _OVERHEAD)
-        request = Request("GET", (_OK,), retries=False)
 
         def read() -> tuple[bytes, str | None]:
+            request = Request("GET", (_OK,), retries=False)
             with self.request(request, self.start(url), own) as (reply, _):
                 return reply.whole(limit), reply.next_page()
 

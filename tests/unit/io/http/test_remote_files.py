@@ -247,6 +247,6 @@ def test_cancelling_ends_all(server: Server, client: Remote) -> None:
     with ThreadPoolExecutor(2) as pool:
         running = [pool.submit(refusal, partial(fill, name)) for name in "ab"]
         waiting.wait(600)
-        cancellation.cancel()
+        cancellation.set()
         assert {type(one.result(600)) for one in running} == {RemoteError}
     assert "cancelled" in str(refusal(partial(fill, "c")))
