@@ -36,7 +36,7 @@ from blobstore.store.ports import Home
 if TYPE_CHECKING:
     from distributed import Client
 
-_SCHEME = "dask://"
+
 # How often tasks are mapped, if workers or the scheduler are lost.
 _ATTEMPTS = 10
 
@@ -183,7 +183,7 @@ def connect(address: str) -> Iterator[Client]:
         from distributed import Client
     except ImportError as error:
         raise UsageError("Dask is not installed", hint=install_hint("dask")) from error
-    place = address.removeprefix(_SCHEME)
+    place = address.removeprefix("dask://")
     try:
         client = Client(
             place if "://" in place else f"tcp://{place}", timeout=10, set_as_default=False

@@ -126,7 +126,6 @@ def split_into_shards(sizes: Mapping[str, int], limit: int) -> dict[str, list[st
 
 
 _COPIED_AT_ONCE = 2**26
-_ALIGNMENT = 8
 
 
 @dataclass(frozen=True, eq=False)
@@ -314,7 +313,7 @@ class PlannedShard:
         text = json.dumps(
             json_of(Header(entries, metadata, 0)), ensure_ascii=False, separators=(",", ":")
         ).encode()
-        text += b" " * (-len(text) % _ALIGNMENT)
+        text += b" " * (-len(text) % 8)
         if len(text) > MAX_HEADER:
             raise LimitExceededError(
                 f"limit exceeded: {path} would have a header of {len(text):,} bytes,"

@@ -142,7 +142,11 @@ def _commands(layer: TextLayer) -> tuple[str, str | None]:
     try:
         text = "".join(lines_of(media_type, data))
         (back,) = Modelfile.parse((_HEAD + text).encode()).layers()
-        is_same = back == layer or (back[0] == media_type and _is_same_json(back[1], data))
+        is_same = back == layer or (
+            back[0] == media_type
+            and back[1].startswith((b"{", b"["))
+            and strictjson.parse(back[1]) == strictjson.parse(data)
+        )
     except (BlobStoreError, TypeError, ValueError, AttributeError, KeyError):
         is_same = False  # no import makes such a layer
     return f"the {what.lower()}", text if is_same else None
@@ -160,10 +164,6 @@ def lines_of(media_type: str, data: bytes) -> Iterator[str]:
             yield f"MESSAGE {message['role']} {_value(message['content'])}\n"
     else:
         yield f"{TEXT_LAYERS[media_type]} {_value(data.decode())}\n"
-
-
-def _is_same_json(one: bytes, other: bytes) -> bool:
-    return one.startswith((b"{", b"[")) and strictjson.parse(one) == strictjson.parse(other)
 
 
 def _value(text: str) -> str:

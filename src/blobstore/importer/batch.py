@@ -48,7 +48,7 @@ from blobstore.store.ports import Home
 
 RULE = "P4"
 
-_MOST_MODELS = 10_000
+
 _KINDS = {
     str: "a text",
     int: "a whole number",
@@ -97,7 +97,7 @@ class BatchModel(Document):
 
 @dataclass(frozen=True, slots=True)
 class _Batch(Document):
-    model: Annotated[list[BatchModel], Between(0, _MOST_MODELS)]
+    model: Annotated[list[BatchModel], Between(0, 10_000)]
 
     @classmethod
     def fields_of(cls, value: dict[str, Any]) -> dict[str, Any]:

@@ -46,17 +46,6 @@ from blobstore.source.inventory import Inventory, quant_type_of
 from blobstore.source.producers import KV_CACHE_SCALES
 from blobstore.source.weights import Form
 
-_STACKED = "experts that were stacked"
-_APPLIED = "scales and biases that were applied to their weights"
-_MERGED = "factors of an adapter that were merged into their weights"
-_REPLACED = "the adapter has other values for it"
-_ACTIVATIONS = "activation scales, which no stored form uses"
-_CACHE = "scales of a cache of keys and values, which no stored form uses"
-_UNREAD = "not part of any weight"
-_INDEX = "an export makes it again"
-_PROFILE = "the ollama profile stores only the JSON documents of the folder itself"
-_TAKEN = f"the draft model's files are called {DRAFT_FOLDER}…"
-
 _ACTIVATION_SCALE = re.compile(
     r".*(?P<suffix>[._](?:input|input_global|output|activation)_(?:scale(?:_ub)?|zero_point))",
     re.DOTALL,
@@ -73,8 +62,16 @@ def storable(inventory: Inventory, profile: Profile, *, has_draft: bool) -> Inve
 
     def reason(file: KeptFile) -> str | None:
         if profile.is_ollama:
-            return _INDEX if file.name == INDEX_NAME else _PROFILE
-        return _TAKEN if has_draft and file.name.startswith(DRAFT_FOLDER) else None
+            return (
+                "an export makes it again"
+                if file.name == INDEX_NAME
+                else "the ollama profile stores only the JSON documents of the folder itself"
+            )
+        return (
+            f"the draft model's files are called {DRAFT_FOLDER}…"
+            if has_draft and file.name.startswith(DRAFT_FOLDER)
+            else None
+        )
 
     reasons = {file.name: found for file in inventory.kept if (found := reason(file)) is not None}
     if not reasons:
@@ -169,16 +166,17 @@ def _tensors(inventory: Inventory, outputs: Iterable[OutputTensor]) -> Tally:
                     continue  # a stack of an adapter's, for many experts
                 names.add(part.name)
                 if suffix in FACTORS:
-                    derived[_MERGED] += 1
+                    derived["factors of an adapter that were merged into their weights"] += 1
                 elif suffix and applied:
-                    derived[_APPLIED] += 1
+                    derived["scales and biases that were applied to their weights"] += 1
                 elif len(output.sources) > 1:
-                    derived[_STACKED] += 1
+                    derived["experts that were stacked"] += 1
     adapter = inventory.adapter
     present = inventory.tensors.keys() | (set() if adapter is None else adapter.tensors.keys())
     replaced = {source.name for output in outputs for source in output.sources}
     left_out = Counter(
-        (name, _REPLACED) if name in replaced else _name_parts(name) for name in present - names
+        (name, "the adapter has other values for it") if name in replaced else _name_parts(name)
+        for name in present - names
     )
     return Tally(
         len(present),
@@ -190,9 +188,13 @@ def _tensors(inventory: Inventory, outputs: Iterable[OutputTensor]) -> Tally:
 
 def _name_parts(tensor: str) -> tuple[str, str]:
     if match := _ACTIVATION_SCALE.fullmatch(tensor):
-        return f"*{match['suffix']}", _ACTIVATIONS
+        return f"*{match['suffix']}", "activation scales, which no stored form uses"
     suffix = next(filter(tensor.endswith, KV_CACHE_SCALES), None)
-    return (f"*{suffix}", _CACHE) if suffix is not None else (tensor, _UNREAD)
+    return (
+        (f"*{suffix}", "scales of a cache of keys and values, which no stored form uses")
+        if suffix is not None
+        else (tensor, "not part of any weight")
+    )
 
 
 def _source_names(outputs: Iterable[OutputTensor]) -> list[str]:
@@ -367,9 +369,6 @@ def _unquantized(tensors: Iterable[OutputTensor]) -> Iterator[tuple[int, str]]:
         yield nbytes, f"{quoted(shown)} ({count}{nbytes:,} bytes) {reason}"
 
 
-_THINK_TAGS = ("<think>", "</think>")
-
-
 def describe_model(
     inventory: Inventory,
     options: ImportOptions,
@@ -419,7 +418,9 @@ def _capabilities(
     if family is not None and family.tools:
         yield "tools"
     tagged = any(
-        tag in text for text in templates_in(inventory.documents.get) for tag in _THINK_TAGS
+        tag in text
+        for text in templates_in(inventory.documents.get)
+        for tag in ("<think>", "</think>")
     )
     if (family is not None and family.thinking) or tagged:
         yield "thinking"

@@ -313,6 +313,7 @@ class ImportPlan:
 
     @property
     def inventory(self) -> Inventory:
+        """The checkpoint of the model itself."""
 
         return self.inventories[0]
 
@@ -334,11 +335,13 @@ class ImportPlan:
 
     @property
     def tensors(self) -> Iterator[OutputTensor]:
+        """All output tensors, in stored order."""
 
         return (tensor for blob in self.blobs for tensor in blob.tensors)
 
     @property
     def facts(self) -> ModelFacts:
+        """What runtimes have to know of the model."""
         names = frozenset(
             layer.name for layer in self.layers if layer.name and not isinstance(layer, PlannedBlob)
         )

@@ -47,7 +47,7 @@ from blobstore.source.inventory import Inventory, read_adapter, read_model
 VERSION: Final = 2
 RULE = "P2"
 MAX_PLAN = 512 * 2**20
-_PRIVATE_MODE = 0o600
+
 _AGAIN = "Make the plan again."
 
 
@@ -145,7 +145,7 @@ def write_plan(plan: ImportPlan, path: str | os.PathLike[str]) -> None:
     is_secret = addresses != {*map(without_secrets, addresses)}
     check_regular(path)
     with os_errors("write", path):
-        replace_file(Path(path), data, mode=_PRIVATE_MODE if is_secret else FILE_MODE)
+        replace_file(Path(path), data, mode=0o600 if is_secret else FILE_MODE)
 
 
 def encode_plan(plan: ImportPlan) -> bytes:

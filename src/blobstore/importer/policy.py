@@ -273,24 +273,30 @@ def _laguna(config: SourceConfig) -> TypesOf:
 
 
 _TASKS = ("CausalLM", "ConditionalGeneration")
-_QWEN35 = [
-    f"{family}For{task}"
-    for family in ("Qwen3_5", "Qwen3_5Moe", "Qwen3Next", "Qwen3NextMoe")
-    for task in _TASKS
-]
-_GEMMA4 = [
-    *(f"{family}For{task}" for family in ("Gemma4", "Gemma4Unified") for task in _TASKS),
-    *("Gemma4AssistantForCausalLM", "Gemma4UnifiedAssistantForCausalLM"),
-    *("gemma4_unified", "gemma4_unified_text", "gemma4_unified_assistant"),
-]
-_NEMOTRON_H = ["NemotronHForCausalLM", "NemotronH_Nano_VL_V2", "NemotronH_Nano_Omni_Reasoning_V3"]
 
 # By the whole name, as in Ollama: an architecture that is not here has the general policy, whatever
 # its name resembles.
 _RULES: dict[str, Callable[[SourceConfig], TypesOf]] = {
-    **dict.fromkeys(_QWEN35, lambda _: _qwen35),
-    **dict.fromkeys(_GEMMA4, _gemma4),
-    **dict.fromkeys(_NEMOTRON_H, _nemotron_h),
+    **dict.fromkeys(
+        [
+            f"{family}For{task}"
+            for family in ("Qwen3_5", "Qwen3_5Moe", "Qwen3Next", "Qwen3NextMoe")
+            for task in _TASKS
+        ],
+        lambda _: _qwen35,
+    ),
+    **dict.fromkeys(
+        [
+            *(f"{family}For{task}" for family in ("Gemma4", "Gemma4Unified") for task in _TASKS),
+            *("Gemma4AssistantForCausalLM", "Gemma4UnifiedAssistantForCausalLM"),
+            *("gemma4_unified", "gemma4_unified_text", "gemma4_unified_assistant"),
+        ],
+        _gemma4,
+    ),
+    **dict.fromkeys(
+        ["NemotronHForCausalLM", "NemotronH_Nano_VL_V2", "NemotronH_Nano_Omni_Reasoning_V3"],
+        _nemotron_h,
+    ),
     "Cohere2MoeForCausalLM": _cohere2moe,
     "LagunaForCausalLM": _laguna,
     "MuseGlimmerForConditionalGeneration": _glimmer,

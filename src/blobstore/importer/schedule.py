@@ -427,15 +427,13 @@ class FarWork:
         self.readers = SourceReaders(partial(LoadedFile, loaded=self._loaded))
         self._opens: dict[int, list[int]] = defaultdict(list)
         for number, blob in blobs.items():
-            self._opens[self._first(blob)].append(number)
+            groups = (segments.numbers(whole(part)) for part in blob.parts)
+            first = min((numbers[0] for numbers in groups if numbers), default=-1)
+            self._opens[first].append(number)
         self._pending: dict[int, list[tuple[int, Run]]] = defaultdict(list)
         self._spilled: dict[int, SpilledBytes] = {}
         self._ends: defaultdict[int, int] = defaultdict(int)
         """Where the runs of each blob end that follow each other, of those yielded so far."""
-
-    def _first(self, blob: PlannedBlob) -> int:
-        groups = (self._segments.numbers(whole(part)) for part in blob.parts)
-        return min((numbers[0] for numbers in groups if numbers), default=-1)
 
     def works(self, stopped: threading.Event) -> Iterator[Work]:
         """Yield the work, each as soon as its segments have come, until ``stopped`` is set.

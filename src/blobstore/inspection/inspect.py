@@ -67,7 +67,6 @@ from blobstore.source.folders import SUFFIX, Folder, LocalFolder
 from blobstore.store.places import StorePlace, opened_store
 from blobstore.store.ports import Readable
 
-_PATH_MARKS = ("/", "./", "../", "~")
 _MOST_NAMES = 3
 Groups = Sequence[tuple[InspectedFile, ...]]
 """Files that count: no two files of a group have a tensor of one name."""
@@ -107,7 +106,9 @@ def inspect(
 
 def model_named(text: str) -> ModelName | None:
     """Return the stored model that a text names; None for an address and for what is a path."""
-    is_path = text.startswith(_PATH_MARKS) or text in (".", "..") or text.endswith(FILE_ENDS)
+    is_path = (
+        text.startswith(("/", "./", "../", "~")) or text in (".", "..") or text.endswith(FILE_ENDS)
+    )
     if is_path or is_address(text) or os.path.lexists(text):
         return None
     try:

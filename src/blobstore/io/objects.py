@@ -7,8 +7,8 @@ for tests and mirrors.
 obstore takes credentials, region and endpoint from ``options``, else from the variables that other
 tools of the service read (AWS_ACCESS_KEY_ID, GOOGLE_APPLICATION_CREDENTIALS,
 AZURE_STORAGE_ACCOUNT_KEY, …); it reads those of proxies and SSL_CERT_FILE too. http is used with an
-endpoint on this machine only, unless the option
-``allow_http`` says otherwise. Source: obstore 0.12 `obstore.store`.
+endpoint on this machine only, unless the option ``allow_http`` says otherwise. Source: obstore 0.12
+`obstore.store`.
 
 An object's version is its ETag, and the service's own version where it has one. A read with a
 version gets the bytes of that version, or an error; a write with one replaces that version only.
@@ -59,10 +59,10 @@ CLOUDS = ("s3", "gs", "az")
 """Schemes of services; their variables are the environment's."""
 _ADDRESS = re.compile(r"(?P<scheme>[a-z0-9]+)://(?P<bucket>[A-Za-z0-9._-]*)(?:/(?P<prefix>.*))?")
 _FORM = "Write s3://BUCKET/PREFIX, gs://BUCKET/PREFIX or az://CONTAINER/PREFIX."
-_LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
+
 _TRUE = frozenset({"1", "true", "yes"})
 ATTEMPTS = 5
-"""How often a request is made."""
+"""How often a request is made, or a write whose object is as expected."""
 _CONNECT = timedelta(seconds=10)
 _SILENCE = timedelta(seconds=20)
 _REQUEST = timedelta(seconds=300)  # 16 MiB at 56 KB/s
@@ -88,12 +88,10 @@ _HINTS = {
     "az": "Set AZURE_STORAGE_ACCOUNT_NAME and AZURE_STORAGE_ACCOUNT_KEY, or AZURE_STORAGE_SAS_KEY"
     " (AZURE_SKIP_SIGNATURE=true for a public container).",
 }
-_UNVERSIONED = "null"  # as S3 names the version of an object in a bucket without versions
+
 # An ETag in Azure's listings: they lack its quotation marks (learn.microsoft.com, List Blobs).
 _AZURE_LISTED = re.compile(r"0x[0-9A-Fa-f]+", re.ASCII)
 _CHUNK, _PAGE = 2**20, 1000
-# How often a conditional write is sent while the object is as expected.
-_TRIES = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,7 +163,7 @@ def _cloud_store(scheme: str, bucket: str, options: Mapping[str, str]) -> Object
     host = urlsplit(config.get("endpoint") or config.get("base_url") or "").hostname
     emulated = config.get("use_emulator", "").lower() in _TRUE
     client: Any = {
-        "allow_http": said or emulated or host in _LOOPBACK,
+        "allow_http": said or emulated or host in ("localhost", "127.0.0.1", "::1"),
         "connect_timeout": _CONNECT,
         "read_timeout": _SILENCE,
         "timeout": _REQUEST,
@@ -469,7 +467,7 @@ class Bucket:
         the object goes on, which may fail yet (Amazon S3 User Guide, "Conditional requests"); then
         it is tried again. Returns the new version. Raises: ConflictError for another's object.
         """
-        for _ in range(_TRIES):
+        for _ in range(ATTEMPTS):
             try:
                 return self.put(key, data, if_match=expected, if_absent=expected is None)
             except (ConflictError, NotFoundError):
@@ -598,4 +596,5 @@ def _version(meta: ObjectMeta | PutResult) -> ObjectVersion:
     etag, version = meta["e_tag"], meta["version"]
     if etag is not None and _AZURE_LISTED.fullmatch(etag):
         etag = f'"{etag}"'
-    return ObjectVersion(etag, None if version == _UNVERSIONED else version)
+    # S3 names so the version of an object in a bucket without versions.
+    return ObjectVersion(etag, None if version == "null" else version)

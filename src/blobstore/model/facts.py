@@ -25,7 +25,6 @@ _EXPERT = re.compile(
     r"\.(?:(?P<number>[0-9]+)\.)?(?P<projection>[a-z_]*_proj|w[0-9]|fc[0-9])(?:\.weight)?",
     re.ASCII,
 )
-_OTHER_SENSES = ("vision_config", "audio_config", "sound_config")
 
 
 class Layout(enum.Enum):
@@ -158,7 +157,9 @@ class ModelFacts:
     @property
     def has_other_senses(self) -> bool:
         config = self.config or {}
-        return config.get("has_vision") is True or any(config.get(key) for key in _OTHER_SENSES)
+        return config.get("has_vision") is True or any(
+            config.get(key) for key in ("vision_config", "audio_config", "sound_config")
+        )
 
     @property
     def types(self) -> str:

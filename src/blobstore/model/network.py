@@ -50,7 +50,6 @@ from blobstore.model.sanitize import (
 )
 from blobstore.names import shortened
 
-_CLAIMS = ("quantization", "quantization_config")
 _SHOWN = 3
 _WORD_BITS = 32
 _SUFFIXES = {"": ".weight", ".scale": ".scales", ".bias": ".biases"}
@@ -135,7 +134,13 @@ def plan_network(
     require_mlx_lm()
     # How layers are quantized is a fact of what is stored; the settings of a source would speak of
     # others.
-    settings = with_floats({key: value for key, value in config.items() if key not in _CLAIMS})
+    settings = with_floats(
+        {
+            key: value
+            for key, value in config.items()
+            if key not in ("quantization", "quantization_config")
+        }
+    )
     stored = {tensor.name: tensor for tensor in tensors}
     with mlx_lm_errors("build", model):
         check_counts(settings, (tensor.shape for tensor in stored.values()))

@@ -60,7 +60,7 @@ REMAPPED_ARCHITECTURES = {("bailing_hybrid", "BailingMoeV3ForCausalLM"): "bailin
 # What a module imports that mlx-lm does not bring along (mlx_lm 0.32.2 models/olmo.py).
 _PACKAGES = {"olmo": "ai2-olmo"}
 
-_TOKENIZER = ("tokenizer", "vocab")
+
 _PACKAGE = "mlx_lm"
 # Characters of an error of mlx-lm's in a message.
 _LONGEST = 300
@@ -68,7 +68,7 @@ _LONGEST = 300
 
 def has_tokenizer(names: Iterable[str]) -> bool:
     """Return True if files of those names have a tokenizer among them."""
-    return any(name.startswith(_TOKENIZER) for name in names)
+    return any(name.startswith(("tokenizer", "vocab")) for name in names)
 
 
 def module_for(config: Config) -> str | None:

@@ -23,7 +23,6 @@ FIRST_VERSION = "0.19.0"
 # ``head_dim`` and ``query_pre_attn_scalar`` of a Gemma 3 whose config.json has none.
 _GEMMA3_HEAD = 256
 _ROPE_SETTINGS = ("rope_scaling", "rope_parameters")
-_TEXT_SECTIONS = ("text_config", "llm_config")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -334,7 +333,8 @@ def _doubts(model: ModelFacts, family: Family) -> Iterator[str]:
 def _text_section(model: ModelFacts) -> Config:
     config = model.config or {}
     return next(
-        (config[key] for key in _TEXT_SECTIONS if isinstance(config.get(key), dict)), config
+        (config[key] for key in ("text_config", "llm_config") if isinstance(config.get(key), dict)),
+        config,
     )
 
 

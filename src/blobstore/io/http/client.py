@@ -48,7 +48,7 @@ _T = TypeVar("_T")
 _REDIRECTS = frozenset({301, 302, 303, 307, 308})
 # Redirects that repeat the method and the body (RFC 9110 section 15.4).
 _REPEATING = frozenset({307, 308})
-_SAFE = frozenset({"GET", "HEAD"})
+
 _TOKEN = re.compile(r"[!-~]{1,4096}", re.ASCII)
 Fields = Sequence[tuple[str, str]]
 
@@ -451,7 +451,7 @@ class HttpClient(Closing):
             if reply.status not in _REDIRECTS:
                 return reply, target
             try:
-                if request.method not in _SAFE and reply.status not in _REPEATING:
+                if request.method not in ("GET", "HEAD") and reply.status not in _REPEATING:
                     raise target.address.refuse(f"answers {request.method} with {reply.status}")
                 before = target.address
                 target = redirect_target(

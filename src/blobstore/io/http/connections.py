@@ -55,7 +55,7 @@ _BUFFER = 2**16
 KEEP_ALIVE_S = 30
 # Connections that are kept: redirects can lead to any number of servers.
 _MOST_IDLE = 256
-_INTERIM = frozenset(range(102, 200))
+
 _OK, _SERVER_ERROR = 200, 500
 # Where Linux distributions have certificates, for a Python that was built elsewhere.
 _CA_FILES = (
@@ -169,7 +169,7 @@ class Connection(io.BufferedReader):
         while True:
             response = HTTPResponse(cast("socket.socket", self), method=method)
             response.begin()
-            if response.status not in _INTERIM:
+            if response.status not in range(102, 200):
                 self._allowed = math.inf  # of chunks
                 return response
 
@@ -254,8 +254,12 @@ class Connections:
             )
         try:
             target.check(public=connection.public, link_local=connection.link_local)
-            if has_credentials and connection.public:
-                _check_secret(target.address)
+            if has_credentials and connection.public and target.address.scheme == "http":
+                raise UsageError(  # noqa: TRY301  # the connection is closed then
+                    f"{target.address}: a token is not sent over the public internet without TLS",
+                    path=str(target.address),
+                    hint="Use https, or no token.",
+                )
         except BaseException:
             connection.disconnect()
             raise
@@ -373,15 +377,6 @@ def _proxy_error(proxy: Proxy, address: WebAddress, what: str, *, temporary: boo
         hint="Check HTTPS_PROXY and HTTP_PROXY (http://[USER:PASSWORD@]HOST:PORT). NO_PROXY has the"
         " hosts that need none.",
     )
-
-
-def _check_secret(address: WebAddress) -> None:
-    if address.scheme == "http":
-        raise UsageError(
-            f"{address}: a token is not sent over the public internet without TLS",
-            path=str(address),
-            hint="Use https, or no token.",
-        )
 
 
 def _resolve(host: str, port: int, flags: int = 0) -> list[str]:
