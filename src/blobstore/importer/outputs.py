@@ -314,7 +314,6 @@ class ImportPlan:
     @property
     def inventory(self) -> Inventory:
         """The checkpoint of the model itself."""
-
         return self.inventories[0]
 
     @property
@@ -336,7 +335,6 @@ class ImportPlan:
     @property
     def tensors(self) -> Iterator[OutputTensor]:
         """All output tensors, in stored order."""
-
         return (tensor for blob in self.blobs for tensor in blob.tensors)
 
     @property
