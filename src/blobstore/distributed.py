@@ -105,8 +105,11 @@ def run_plan_on(
     Means(1, memory)  # which raises if a thread can't work in so few bytes
     sent = encode_plan(plan)  # with the source's address now
     with tempfile.TemporaryDirectory(prefix="blobstore-") as folder:
-        digest = Digest.of(sent if path is None else plan_bytes(path))
-        shared = SharedPlan(plan, os.fspath(path or Path(folder, "plan.json")), digest)
+        shared = SharedPlan(
+            plan,
+            os.fspath(path or Path(folder, "plan.json")),
+            Digest.of(sent if path is None else plan_bytes(path)),
+        )
         how = {
             "import_key": uuid4().hex,
             "sent": sent,

@@ -18,7 +18,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Annotated
@@ -357,10 +357,10 @@ def _goes_around(step: Step) -> bool:
     return step.nbytes >= DIRECT_FROM and not is_shared
 
 
+@dataclass(slots=True)
 class _Work:
-    def __init__(self, progress: Progress) -> None:
-        self._progress = progress
-        self._local = threading.local()
+    _progress: Progress
+    _local: threading.local = field(default_factory=threading.local)
 
     def do(self, batch: tuple[_File, list[Step]]) -> None:
         file, steps = batch

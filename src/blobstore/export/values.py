@@ -238,11 +238,13 @@ def _stored_pieces(array: PlannedArray, weights: Mapping[str, Weight]) -> tuple[
 
 def _piece(weight: Weight, array: PlannedArray, start: int, count: int) -> Piece:
     entry = weight.entries[array.suffix or ""]
-    is_quantized = weight.quantization is not None
-    if array.suffix is None and (is_quantized or entry.dtype is not array.dtype):
+    if array.suffix is None and (weight.quantization is not None or entry.dtype is not array.dtype):
         return value_piece(weight, array.dtype, start, count)
-    offset = weight.blob.offset(entry) + entry.dtype.nbytes((start,))
-    return BlobRange(weight.blob, offset, entry.dtype.nbytes((count,)))
+    return BlobRange(
+        weight.blob,
+        weight.blob.offset(entry) + entry.dtype.nbytes((start,)),
+        entry.dtype.nbytes((count,)),
+    )
 
 
 def _evaluate(name: str, array: Any) -> OutputArray:

@@ -239,8 +239,9 @@ def _quantize(
         np.empty(part.shape, numpy_dtype(part.dtype))
         for part in quantization.parts(values.shape, dtype_of(values))
     )
-    scaled = None if factor is None else np.array([factor], np.float32)
-    parts = stored_parts(arrays, quantization, scaled)
+    parts = stored_parts(
+        arrays, quantization, None if factor is None else np.array([factor], np.float32)
+    )
     bad = kernels.quantize_into(
         values, parts, replace(choice, global_scale=1.0 if factor is None else factor)
     )

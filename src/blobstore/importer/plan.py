@@ -482,8 +482,13 @@ def _chooser(inventory: Inventory, options: ImportOptions, prefix: str) -> _Choo
             policies[usual] = replace(
                 find_policy(asked=usual, options=own), rules=[(lambda _, asked: (asked,), "")]
             )
-    turned = inputs_first(weights, inventory.config, options.profile)
-    return _Chooser(options, policies, prefix, RuleBook(options.rules), turned)
+    return _Chooser(
+        options,
+        policies,
+        prefix,
+        RuleBook(options.rules),
+        inputs_first(weights, inventory.config, options.profile),
+    )
 
 
 def _plan_packed(weights: Iterable[SourceWeight], chooser: _Chooser) -> Iterator[PlannedBlob]:

@@ -107,9 +107,8 @@ def replan(store: Store, manifest: Manifest, given: _Given) -> ImportPlan:
     if importance is not None and (
         given.importance is None or given.importance.digest != importance
     ):
-        other = "other " if given.importance is not None else ""
         raise UsageError(
-            f"the model was imported with {other}importance",
+            f"the model was imported with {'other ' if given.importance else ''}importance",
             hint="Give the same file: importance=FILE.",
         )
     if Provenance.parse(raw).adapter is not None and given.inventory.adapter is None:

@@ -183,8 +183,7 @@ def least_memory(jobs: int) -> int:
 
 def usual_memory(jobs: int) -> int:
     """Return the bytes that ``jobs`` threads work in when nothing else is said."""
-    threads = jobs + SPARE_THREADS
-    return threads * (_BUFFERS_A_THREAD * RUN + _SCRATCH * CHUNK) + WINDOW * RUN
+    return (jobs + SPARE_THREADS) * (_BUFFERS_A_THREAD * RUN + _SCRATCH * CHUNK) + WINDOW * RUN
 
 
 def files_of(plan: ImportPlan) -> dict[str, SourceFile]:
@@ -303,8 +302,10 @@ class _Making:
         # several would take turns with Python's lock.
         threads = max(1, min(self.means.jobs + spare, runs, memory // least_memory(1)))
         fit = (memory - threads * _SCRATCH * CHUNK) // RUN
-        needed = sum([size + PAGE for size, _ in sizes])
-        buffers = BufferPool(max(threads, min(threads + runs, fit)), min(RUN, needed))
+        buffers = BufferPool(
+            max(threads, min(threads + runs, fit)),
+            min(RUN, sum([size + PAGE for size, _ in sizes])),
+        )
         maker = RunMaker(readers)
 
         def make(item: tuple[Work, Buffer]) -> None:

@@ -489,8 +489,7 @@ def _branches(alike: list[_Node], depth: int, levels: int) -> Iterator[Branch]:
                 break
             label, inner = f"{label}.{child}", [node.children[child] for node in inner]
         first = inner[0]
-        is_tensor = len(first.own) == 1 and not first.children
-        shape = first.own[0].shape if is_tensor else None
+        shape = first.own[0].shape if len(first.own) == 1 and not first.children else None
         tensors = [tensor for node in inner for tensor in node.tensors]
         yield Branch(depth, label, len(nodes) // len(alike), tensors, shape)
         yield from _branches(inner, depth + 1, levels)

@@ -199,8 +199,9 @@ def _histogram(values: Array, low: float, high: float) -> Histogram:
 def _codes(parts: list[Any], kind: QuantType) -> tuple[int, ...]:
     counts = np.zeros(2**kind.bits, np.int64)
     for part in parts:
-        stored = np.ascontiguousarray(part.weight).reshape(-1).view(np.uint8)
-        occurrences = np.bincount(stored, minlength=256)
+        occurrences = np.bincount(
+            np.ascontiguousarray(part.weight).reshape(-1).view(np.uint8), minlength=256
+        )
         # The first code of two is in the lower bits.
         table = occurrences.reshape(16, 16) if kind.bits == 4 else None  # noqa: PLR2004
         counts += occurrences if table is None else table.sum(axis=0) + table.sum(axis=1)

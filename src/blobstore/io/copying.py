@@ -143,8 +143,7 @@ def copy_around(
     """
     done = 0
     while done < length:
-        place = (at + done) % PAGE
-        view = buffer[place:][: length - done]
+        view = buffer[(at + done) % PAGE :][: length - done]
         _read_for(name, source, start + done, view)
         with os_errors("write", name):
             write_aligned(*target, at + done, view)

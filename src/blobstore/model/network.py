@@ -369,10 +369,10 @@ def planned_arrays(plan: NetworkPlan) -> Iterator[PlannedArray]:
             continue
         for array in _arrays_of(parameter, plan.tensors):
             if not fits_mlx(array.dtype, array.shape):
-                shape, tensor = list(array.shape), array.tensor
                 raise UnsupportedSourceError(
-                    f"MLX has no {array.dtype} arrays of shape {shape}: {quoted(tensor)}",
-                    tensor=tensor,
+                    f"MLX has no {array.dtype} arrays of shape {list(array.shape)}:"
+                    f" {quoted(array.tensor)}",
+                    tensor=array.tensor,
                 )
             yield array
 

@@ -170,8 +170,7 @@ def _rows_of(expression: Expression) -> tuple[Expression, range] | None:
     if not isinstance(expression, Slice):
         return None
     of, rows = expression.of, expression.ranges[0]
-    is_rows = expression.shape[1:] == of.shape[1:] and rows.step == 1
-    return (of, rows) if is_rows else None
+    return (of, rows) if expression.shape[1:] == of.shape[1:] and rows.step == 1 else None
 
 
 def leaves(expression: Expression) -> Iterator[str]:
@@ -229,8 +228,9 @@ def evaluate(expression: Expression, arrays: Arrays) -> Array:
         case Transposition(of, axes):
             return evaluate(of, arrays).transpose(axes)
         case Slice(of, ranges):
-            index = tuple(slice(one.start, one.stop, one.step) for one in ranges)
-            return evaluate(of, arrays)[index]
+            return evaluate(of, arrays)[
+                tuple(slice(one.start, one.stop, one.step) for one in ranges)
+            ]
         case Concatenation(parts, axis):
             return np.concatenate([evaluate(part, arrays) for part in parts], axis)
         case Computed():

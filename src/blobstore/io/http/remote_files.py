@@ -203,8 +203,9 @@ class RemoteFile(SourceReader):
         ``limits``: of all of them together; None gives each its own, with the patience that weights
         need. Raises: CorruptDataError for another version of the file; NotFoundError; RemoteError.
         """
-        patient = replace(self._client.retry_policy, **_PATIENCE)
-        own = limits or RequestLimits(patient, 0, cancellation=cancellation)
+        own = limits or RequestLimits(
+            replace(self._client.retry_policy, **_PATIENCE), 0, cancellation=cancellation
+        )
         at, end = begin, begin + len(buffer)
 
         def attempt(start: int) -> Iterator[bytes]:
