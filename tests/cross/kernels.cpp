@@ -1,5 +1,6 @@
 // Prints one line a target of this build: its name, and a hash of all that it makes of fixed pseudo-random weights, by
 // every method, type, group size and float format, and of block FP8. Equal hashes mean equal bits; NaN counts as one value.
+#include "comparison.h"
 #include "kernels.h"
 #include "processor.h"
 
@@ -37,28 +38,27 @@ struct Hash {
 };
 
 std::uint32_t infinity_of(std::size_t format) { return format == f32 ? 0x7f800000u : format == bf16 ? 0x7f80u : 0x7c00u; }
-std::size_t size_of(std::size_t format) { return format == f32 ? 4 : 2; }
 
 // Finite weights: of any exponent, or (when alike) of exponents within 2^16 of one another.
 std::vector<std::byte> weights_of(std::size_t format, bool alike, Random& random) {
-  const unsigned bits = 8 * size_of(format);
+  const unsigned bits = 8 * item_size(format);
   const std::uint32_t infinity = infinity_of(format);
   const std::uint32_t step = infinity & (~infinity + 1);
-  std::vector<std::byte> weights(count * size_of(format));
+  std::vector<std::byte> weights(count * item_size(format));
   for (std::size_t i = 0; i < count; ++i) {
     std::uint32_t value = random.next() & (bits == 32 ? ~0u : 0xffffu);
     if (alike) value = (value & ~infinity) | ((infinity / step / 2 - 12 + random.next() % 16) * step);
     if ((value & infinity) == infinity) value &= ~step;
-    for (std::size_t byte = 0; byte < size_of(format); ++byte) {
-      weights[i * size_of(format) + byte] = static_cast<std::byte>(value >> (8 * byte));
+    for (std::size_t byte = 0; byte < item_size(format); ++byte) {
+      weights[i * item_size(format) + byte] = static_cast<std::byte>(value >> (8 * byte));
     }
   }
   return weights;
 }
 
-void add_dequantized(Hash& hash, const Target& target, std::size_t type, std::size_t format, DequantizeJob job) {
+void add_dequantized(Hash& hash, const Target& target, std::size_t type, DequantizeJob job) {
   for (const std::size_t out : {bf16, f16, f32}) {
-    const auto kernel = target.dequantize[type][type <= int8 ? format : 0][out];
+    const auto kernel = target.dequantize[type][out];
     std::vector<std::uint32_t> wide(out == f32 ? count : 0);
     std::vector<std::uint16_t> narrow(out == f32 ? 0 : count);
     job.out = out == f32 ? static_cast<void*>(wide.data()) : narrow.data();
@@ -73,7 +73,7 @@ void add_dequantized(Hash& hash, const Target& target, std::size_t type, std::si
 bool starts_infinite_group(const QuantizeJob& job, std::size_t type, std::size_t format, std::size_t at) {
   std::uint32_t scale = 0;  // little-endian
   const auto* const scales = static_cast<const std::byte*>(job.scales);
-  std::memcpy(&scale, scales + at / job.group_size * size_of(format), size_of(format));
+  std::memcpy(&scale, scales + at / job.group_size * item_size(format), item_size(format));
   return type <= int8 && at % job.group_size == 0 && (scale & infinity_of(format)) == infinity_of(format);
 }
 
@@ -87,18 +87,19 @@ void add_quantized(Hash& hash, const Target& target, std::size_t format, const s
     for (const std::size_t group_size : sizes) {
       for (std::size_t run = 0; run < 3; ++run) {  // minmax, search, search with importance
         const float global_scale = type == nvfp4 ? 0.25f : 1.0f;
+        const Method how = run == 0 ? minmax : search;
         std::vector<std::byte> codes(count), scales(count / 4), biases(count / 4);
         const QuantizeJob job{weights.data(), count, group_size, codes.data(), scales.data(), biases.data(), global_scale,
                               run == 2 ? importance.data() : nullptr, columns, 16,
-                              {factors.data(), factors.size(), shifts.data(), shifts.size(), true}};
-        const std::size_t bad = target.quantize[run == 0 ? minmax : search][type][format](job);
+                              {factors.data(), factors.size(), shifts.data(), shifts.size(), true}, plain.quantize[how][type][format]};
+        const std::size_t bad = target.quantize[how][type][format](job);
         if (bad != all_finite && !starts_infinite_group(job, type, format, bad)) std::printf("not finite\n");
         hash.add(bad);
         for (const auto* part : {&codes, &scales, &biases}) {
           hash.add_all(reinterpret_cast<const unsigned char*>(part->data()), part->size());
         }
-        add_dequantized(hash, target, type, format,
-                        {codes.data(), scales.data(), biases.data(), global_scale, count, group_size, nullptr});
+        add_dequantized(hash, target, type,
+                        {codes.data(), scales.data(), biases.data(), format, global_scale, count, group_size, nullptr});
       }
     }
   }
@@ -116,7 +117,7 @@ void add_compared(Hash& hash, const Target& target, std::size_t format, const st
   const std::size_t most = weights.size() / 8;
   for (const std::size_t read : {bf16, f16, f32, f64}) {
     for (const std::size_t size : {std::size_t{0}, std::size_t{7}, std::size_t{8}, std::size_t{1025}, most}) {
-      add_sums(hash, target.compare[format][read]({weights.data(), weights.data() + 8, size - (size == most)}));
+      add_sums(hash, compare(target, {weights.data(), format, size - (size == most), weights.data() + 8, read, {}, {}}));
     }
   }
   std::vector<std::byte> codes(most), scales(most), biases(most);
@@ -125,12 +126,9 @@ void add_compared(Hash& hash, const Target& target, std::size_t format, const st
   }
   for (std::size_t type = 0; type < quant_types; ++type) {
     const std::size_t group_size = type <= int8 ? 64 : type == nvfp4 ? 16 : 32;
-    const std::size_t bits = type == int8 || type == mxfp8 ? 8 : 4;
-    const std::size_t row = type <= int8 ? bf16 : 0;
     for (const std::size_t groups : {1, 2, 17, 70}) {
-      const DequantizeJob stored{codes.data(), scales.data(), biases.data(), 0.75f, groups * group_size, group_size, nullptr};
-      add_sums(hash, target.compare_stored[format]({weights.data(), stored, bits, type <= int8 ? 2u : 1u,
-                                                    target.dequantize[type][row][f32], target.limits[type][row]}));
+      const DequantizeJob stored{codes.data(), scales.data(), biases.data(), bf16, 0.75f, groups * group_size, group_size, nullptr};
+      add_sums(hash, compare(target, {weights.data(), format, stored.count, nullptr, {}, type, stored}));
     }
   }
 }

@@ -1,83 +1,77 @@
 // Writes several parts of files in one call. The interpreter lock is released once for all of them:
 // where many threads work, each time that it is taken again costs more than a small write.
-#include <nanobind/nanobind.h>
+//
+// Python's own interface, without nanobind: it takes a tenth of the time to compile.
+#include <Python.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
 #include <cstddef>
-#include <vector>
-
-namespace nb = nanobind;
+#include <memory>
 
 namespace {
 
-constexpr std::size_t most_at_once = std::size_t{1} << 30;  // macOS takes less than 2 GiB a call
+constexpr Py_ssize_t most_at_once = Py_ssize_t{1} << 30;  // macOS takes less than 2 GiB a call
 
 // Bytes that are to be written at an offset of a file.
-class Part {
- public:
-  Part(int fd, off_t offset, nb::handle bytes) : fd_(fd), offset_(offset) {
-    if (PyObject_GetBuffer(bytes.ptr(), &view_, PyBUF_SIMPLE) != 0) throw nb::python_error();
-  }
-  Part(Part&& other) noexcept
-      : fd_(other.fd_), offset_(other.offset_), written_(other.written_), view_(other.view_) {
-    other.view_.obj = nullptr;
-  }
-  Part(const Part&) = delete;
-  Part& operator=(const Part&) = delete;
-  Part& operator=(Part&&) = delete;
-  ~Part() { PyBuffer_Release(&view_); }  // does nothing if it has no object
+struct Part {
+  int fd;
+  long long offset;
+  Py_buffer view = {};
+  Py_ssize_t written = 0;
 
+  ~Part() { PyBuffer_Release(&view); }  // does nothing if it has no object
+
+  bool read(PyObject* fields) {
+    PyObject* bytes;
+    return PyTuple_Check(fields) ? PyArg_ParseTuple(fields, "iLO:part", &fd, &offset, &bytes) &&
+                                       PyObject_GetBuffer(bytes, &view, PyBUF_SIMPLE) == 0
+                                 : PyErr_BadArgument();
+  }
   // Writes what is left. Returns 0, or the number of an error; after EINTR it can go on.
   int write() {
-    const auto size = static_cast<std::size_t>(view_.len);
-    while (written_ < size) {
-      const char* const from = static_cast<const char*>(view_.buf) + written_;
-      const std::size_t count = std::min(size - written_, most_at_once);
-      const ssize_t done = pwrite(fd_, from, count, offset_ + static_cast<off_t>(written_));
+    while (written < view.len) {
+      const char* const from = static_cast<const char*>(view.buf) + written;
+      const auto count = static_cast<std::size_t>(std::min(view.len - written, most_at_once));
+      const ssize_t done = pwrite(fd, from, count, static_cast<off_t>(offset + written));
       if (done <= 0) return done < 0 ? errno : EIO;
-      written_ += static_cast<std::size_t>(done);
+      written += done;
     }
     return 0;
   }
-
- private:
-  int fd_;
-  off_t offset_;
-  std::size_t written_ = 0;
-  Py_buffer view_;
 };
 
-int write_all(std::vector<Part>& parts) {
-  const nb::gil_scoped_release unlocked;
-  for (Part& part : parts) {
-    if (const int error = part.write(); error != 0) return error;
-  }
-  return 0;
+int write_all(Part* part, Part* end) {
+  int error = 0;
+  Py_BEGIN_ALLOW_THREADS
+  for (; part != end && error == 0; ++part) error = part->write();
+  Py_END_ALLOW_THREADS
+  return error;
 }
 
-void write_parts(const nb::sequence& given) {
-  std::vector<Part> parts;
-  for (const nb::handle part : given) {
-    const nb::tuple fields = nb::cast<nb::tuple>(part);
-    if (fields.size() != 3) throw nb::value_error("a part is (file, offset, bytes)");
-    parts.emplace_back(nb::cast<int>(fields[0]), nb::cast<long long>(fields[1]), fields[2]);
-  }
+PyObject* write_parts(PyObject*, PyObject* given) {
+  PyObject* const list = PySequence_Tuple(given);
+  if (!list) return nullptr;
+  const Py_ssize_t count = PyTuple_GET_SIZE(list);
+  const std::unique_ptr<Part[]> parts(new (std::nothrow) Part[static_cast<std::size_t>(count)]);
+  bool good = parts || PyErr_NoMemory();
+  for (Py_ssize_t i = 0; good && i < count; ++i) good = parts[i].read(PyTuple_GET_ITEM(list, i));
+  Py_DECREF(list);  // the views keep the bytes
+  if (!good) return nullptr;
   int error;
-  while ((error = write_all(parts)) == EINTR) {
-    if (PyErr_CheckSignals() != 0) throw nb::python_error();
+  while ((error = write_all(parts.get(), parts.get() + count)) == EINTR) {
+    if (PyErr_CheckSignals() != 0) return nullptr;
   }
-  if (error != 0) {
-    errno = error;
-    PyErr_SetFromErrno(PyExc_OSError);
-    throw nb::python_error();
-  }
+  if (error == 0) Py_RETURN_NONE;
+  errno = error;
+  return PyErr_SetFromErrno(PyExc_OSError);
 }
+
+PyMethodDef functions[] = {{"write_parts", write_parts, METH_O, nullptr}, {}};
+PyModuleDef module = {PyModuleDef_HEAD_INIT, "_native", nullptr, 0, functions, nullptr,
+                      nullptr, nullptr, nullptr};
 
 }  // namespace
 
-NB_MODULE(_native, module) {
-  nb::set_leak_warnings(false);
-  module.def("write_parts", &write_parts, nb::arg("parts"));
-}
+PyMODINIT_FUNC PyInit__native() { return PyModuleDef_Init(&module); }

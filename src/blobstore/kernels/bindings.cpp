@@ -15,6 +15,7 @@
 #include <string_view>
 #include <vector>
 
+#include "comparison.h"
 #include "kernels.h"
 #include "processor.h"
 #include "turn.h"
@@ -59,17 +60,9 @@ const Target& target_of(std::string_view name) {
   throw std::invalid_argument("unknown target");
 }
 
-std::size_t item_size(std::size_t float_type) {
-  return float_type == f64 ? 8 : float_type == f32 ? 4 : 2;
-}
-
 void require_items(const auto& array, std::size_t count, std::size_t size, const char* message) {
   require(array.size() == count && array.itemsize() == size, message);
 }
-
-bool is_affine(std::size_t type) { return type == int4 || type == int8; }
-
-std::size_t bits_of(std::size_t type) { return type == int8 || type == mxfp8 ? 8 : 4; }
 
 bool has_group_size(std::size_t type, std::size_t size) {
   return is_affine(type) ? size == 32 || size == 64 || size == 128
@@ -131,11 +124,12 @@ void dequantize(std::string_view target, std::string_view quant_type, std::strin
   const std::size_t to = index_of(out_type, float_names);
   require(out.itemsize() == item_size(to), "out has the wrong size");
   require_parts(out.size(), type, group_size, from, words, scales, biases);
-  const auto kernel = target_of(target).dequantize[type][is_affine(type) ? from : 0][to];
+  const auto kernel = target_of(target).dequantize[type][to];
   const DequantizeJob job{
       .codes = static_cast<const std::byte*>(words.data()),
       .scales = scales.data(),
       .biases = biases ? biases->data() : nullptr,
+      .scale_type = from,
       .global_scale = global_scale,
       .count = out.size(),
       .group_size = group_size,
@@ -216,25 +210,25 @@ void dequantize_columns(std::string_view target, std::string_view out_type, Code
   target_of(target).dequantize_columns[format](job);
 }
 
-nb::tuple tuple_of(const Comparison& found) {
+nb::tuple sums_of(const Target& target, const CompareJob& job) {
+  Comparison found;
+  {
+    const nb::gil_scoped_release unlocked;
+    found = compare(target, job);
+  }
   return nb::make_tuple(found.squared_error, found.squared_weight, found.squared_read,
                         found.product, found.max_error, found.beyond);
 }
 
-nb::tuple compare(std::string_view target, std::string_view float_type, std::string_view read_type,
-                  In weights, In read) {
+nb::tuple compare_floats(std::string_view target, std::string_view float_type,
+                         std::string_view read_type, In weights, In read) {
   const std::size_t from = index_of(float_type, wide_names);
   const std::size_t to = index_of(read_type, wide_names);
-  const auto kernel = target_of(target).compare[from][to];
   require(weights.itemsize() == item_size(from), "weights has the wrong size");
   require_items(read, weights.size(), item_size(to), "read has the wrong size");
-  const CompareJob job{weights.data(), read.data(), weights.size()};
-  Comparison found;
-  {
-    const nb::gil_scoped_release unlocked;
-    found = kernel(job);
-  }
-  return tuple_of(found);
+  return sums_of(target_of(target),
+                 {.weights = weights.data(), .float_type = from, .count = weights.size(),
+                  .read = read.data(), .read_type = to, .quant_type = {}, .stored = {}});
 }
 
 nb::tuple compare_stored(std::string_view target, std::string_view float_type,
@@ -246,28 +240,19 @@ nb::tuple compare_stored(std::string_view target, std::string_view float_type,
   const std::size_t stored = index_of(scale_type, float_names);
   require(weights.itemsize() == item_size(format), "weights has the wrong size");
   require_parts(weights.size(), type, group_size, stored, words, scales, biases);
-  const Target& chosen = target_of(target);
-  const std::size_t row = is_affine(type) ? stored : 0;
-  const CompareStoredJob job{
-      .weights = weights.data(),
-      .stored = {.codes = static_cast<const std::byte*>(words.data()),
-                 .scales = scales.data(),
-                 .biases = biases ? biases->data() : nullptr,
-                 .global_scale = global_scale,
-                 .count = weights.size(),
-                 .group_size = group_size,
-                 .out = nullptr},
-      .code_bits = bits_of(type),
-      .scale_nbytes = scales.itemsize(),
-      .dequantize = chosen.dequantize[type][row][f32],
-      .limits = plain.limits[type][row],
+  const DequantizeJob codes{
+      .codes = static_cast<const std::byte*>(words.data()),
+      .scales = scales.data(),
+      .biases = biases ? biases->data() : nullptr,
+      .scale_type = stored,
+      .global_scale = global_scale,
+      .count = weights.size(),
+      .group_size = group_size,
+      .out = nullptr,
   };
-  Comparison found;
-  {
-    const nb::gil_scoped_release unlocked;
-    found = chosen.compare_stored[format](job);
-  }
-  return tuple_of(found);
+  return sums_of(target_of(target),
+                 {.weights = weights.data(), .float_type = format, .count = weights.size(),
+                  .read = nullptr, .read_type = {}, .quant_type = type, .stored = codes});
 }
 
 void turn(Lines lines, std::size_t square, Rows rows) {
@@ -323,7 +308,7 @@ NB_MODULE(_native, m) {
   m.def("widen", &widen, arg("words").noconvert(), arg("bits"), arg("used"), arg("wide"),
         arg("rows").noconvert());
   m.def("turn", &turn, arg("lines").noconvert(), arg("square"), arg("rows").noconvert());
-  m.def("compare", &compare, arg("target"), arg("float_type"), arg("read_type"),
+  m.def("compare", &compare_floats, arg("target"), arg("float_type"), arg("read_type"),
         arg("weights").noconvert(), arg("read").noconvert());
   m.def("compare_stored", &compare_stored, arg("target"), arg("float_type"), arg("quant_type"),
         arg("scale_type"), arg("weights").noconvert(), arg("words").noconvert(),

@@ -2,6 +2,8 @@
 // result to the format.
 #pragma once
 
+#include <algorithm>
+
 #include "groups.h"
 #include "kernels.h"
 #include "units.h"
@@ -20,20 +22,40 @@ inline void decode_group(const DequantizeJob& job, std::size_t start, std::size_
   }
 }
 
-// code * scale + bias, as two rounded operations. Scales and biases are stored as Float.
-template <typename Out, typename Float, unsigned bits, std::size_t N>
+template <typename Float>
+inline void decode_floats(const void* from, std::size_t first, std::size_t count, float* to) {
+  const auto* const bits = static_cast<const typename Float::Bits*>(from) + first;
+  for (std::size_t i = 0; i < count; ++i) to[i] = Float::decode(std::uint32_t{bits[i]});
+}
+
+// The scales and biases of the groups from `first` on, tile_groups at most.
+struct AffineTile {
+  std::size_t count;
+  float scale[tile_groups], bias[tile_groups];
+
+  [[gnu::noinline]] AffineTile(const DequantizeJob& job, std::size_t first)
+      : count(std::min(tile_groups, job.count / job.group_size - first)) {
+    const auto decode = job.scale_type == bf16  ? decode_floats<Bf16>
+                        : job.scale_type == f16 ? decode_floats<F16>
+                                                : decode_floats<F32>;
+    decode(job.scales, first, count, scale);
+    decode(job.biases, first, count, bias);
+  }
+};
+
+// code * scale + bias, as two rounded operations.
+template <typename Out, unsigned bits, std::size_t N>
 void dequantize_affine(const DequantizeJob& given) {
   const DequantizeJob job = given;  // a copy, which storing values can't change
-  const auto* const scales = static_cast<const typename Float::Bits*>(job.scales);
-  const auto* const biases = static_cast<const typename Float::Bits*>(job.biases);
-  for (std::size_t group = 0; group < job.count / job.group_size; ++group) {
-    const float scale = Float::decode(std::uint32_t{scales[group]});
-    const float bias = Float::decode(std::uint32_t{biases[group]});
-    const auto value = [=](Words<N> codes) {
-      const Floats<N> product = whole_numbers<N>(codes) * scale;
-      return product + bias;
-    };
-    decode_group<Out, bits, N>(job, group * job.group_size, job.group_size, value);
+  for (std::size_t group = 0; group < job.count / job.group_size;) {
+    const AffineTile tile(job, group);
+    for (std::size_t i = 0; i < tile.count; ++i, ++group) {
+      const auto value = [scale = tile.scale[i], bias = tile.bias[i]](Words<N> codes) {
+        const Floats<N> product = whole_numbers<N>(codes) * scale;
+        return product + bias;
+      };
+      decode_group<Out, bits, N>(job, group * job.group_size, job.group_size, value);
+    }
   }
 }
 

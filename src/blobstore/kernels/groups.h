@@ -36,6 +36,9 @@ inline Affine<F> affine_of(F low, F high, float levels) {
   return {has_bias ? fitted : scale, has_bias ? edge : all_of<F>(0.0f)};
 }
 
+// Groups that are worked on together: their weights and extremes fit the first cache.
+inline constexpr std::size_t tile_groups = 32;
+
 // value in [0, levels]; NaN gives 0.
 template <typename F>
 inline F clamped(F value, float levels) {

@@ -12,6 +12,12 @@ enum QuantType : std::size_t { int4, int8, nvfp4, mxfp4, mxfp8, quant_types };
 enum BlockCode : std::size_t { e4m3, e5m2, i8, table, block_codes };
 enum Method : std::size_t { minmax, search, methods };
 
+inline std::size_t item_size(std::size_t float_type) {
+  return float_type == f64 ? 8 : float_type == f32 ? 4 : 2;
+}
+inline bool is_affine(std::size_t type) { return type == int4 || type == int8; }
+inline std::size_t bits_of(std::size_t type) { return type == int8 || type == mxfp8 ? 8 : 4; }
+
 // The candidates of the search for affine scales (search_affine.h); docs/quantization.md says which
 // and why.
 struct AffineCandidates {
@@ -47,6 +53,7 @@ struct DequantizeJob {
   const std::byte* codes;
   const void* scales;
   const void* biases;
+  std::size_t scale_type;  // of scales and biases; affine types only
   float global_scale;
   std::size_t count;
   std::size_t group_size;
@@ -80,13 +87,6 @@ struct ColumnsJob {
   void* out;
 };
 
-// Two runs of floats: weights, and what they are read back as.
-struct CompareJob {
-  const void* weights;
-  const void* read;
-  std::size_t count;
-};
-
 // Sums over weights `w` and what they are read back as, `r`; `max_error` ignores NaN.
 struct Comparison {
   double squared_error;   // of (r - w)^2
@@ -97,37 +97,36 @@ struct Comparison {
   std::size_t beyond;     // how many w lie half a step or more beyond the codes of their group
 };
 
+inline constexpr std::size_t sum_lanes = 8;
+struct Sums {
+  double squared_error[sum_lanes], squared_weight[sum_lanes], squared_read[sum_lanes],
+      product[sum_lanes], max_error[sum_lanes], beyond[sum_lanes];
+};
+
 inline constexpr std::size_t all_finite = ~std::size_t{0};
 
 using Dequantize = void (*)(const DequantizeJob&);
 // Writes the ends of each group's range: weights at most `low` or at least `high` are beyond it.
 using Limits = void (*)(const DequantizeJob&, double* low, double* high);
-using Compare = Comparison (*)(const CompareJob&);
-
-// Weights, and the codes that they are read back from; its `out` is not used.
-struct CompareStoredJob {
-  const void* weights;
-  DequantizeJob stored;
-  std::size_t code_bits;
-  std::size_t scale_nbytes;  // of one scale, and of one bias
-  Dequantize dequantize;     // to F32, of the target that compares
-  Limits limits;
-};
-using CompareStored = Comparison (*)(const CompareStoredJob&);
+// Exactly.
+using ToDoubles = void (*)(const void* from, std::size_t count, double* to);
+// Adds groups of pairs to sums, each pair to lane `index % sum_lanes`. `low` and `high` are the
+// ranges of the groups, or null: no weight is beyond.
+using AddPairs = void (*)(const double* weights, const double* read, std::size_t count,
+                          std::size_t group_size, const double* low, const double* high,
+                          Sums& sums);
 using DecodeBlocks = void (*)(const BlocksJob&);
 using DequantizeColumns = void (*)(const ColumnsJob&);
 
 struct Target {
   const char* name;
   Quantize quantize[methods][quant_types][float_types];
-  // By the format of the scales and biases (one for the fp types) and that of the output.
-  Dequantize dequantize[quant_types][float_types][float_types];
+  Dequantize dequantize[quant_types][float_types];  // by the format of the output
   DecodeBlocks decode_blocks[block_codes][float_types];  // by the codes and the format of the output
   DequantizeColumns dequantize_columns[float_types];  // by the format of the output
-  Compare compare[wide_types][wide_types];  // by the formats of the weights and of what is read
-  CompareStored compare_stored[wide_types];
-  // By the format of the scales (one for the fp types); of `plain` only.
-  Limits limits[quant_types][float_types];
+  ToDoubles to_doubles[wide_types];
+  AddPairs add_pairs;
+  Limits limits[quant_types];  // of `plain` only
 };
 
 extern const Target plain;

@@ -13,8 +13,6 @@
 
 namespace blobstore::BLOBSTORE_TARGET {
 
-inline constexpr std::size_t tile_groups = 32;  // their weights and extremes fit the first cache
-
 template <typename Float>
 inline const typename Float::Bits* weights_of(const QuantizeJob& job) {
   return static_cast<const typename Float::Bits*>(job.weights);
@@ -32,7 +30,7 @@ inline void prefetch_next_tile(const T* group, std::size_t group_size) {
 }
 
 template <typename Float>
-bool is_finite(const typename Float::Bits* weights, std::size_t count) {
+[[gnu::noinline]] bool is_finite(const typename Float::Bits* weights, std::size_t count) {
   typename Float::Bits found = 0;  // a loop without an exit, which compilers turn into vectors
   for (std::size_t i = 0; i < count; ++i) {
     found |= (weights[i] & Float::infinity) == Float::infinity;
@@ -42,7 +40,7 @@ bool is_finite(const typename Float::Bits* weights, std::size_t count) {
 
 // The index of the first weight that is infinite or NaN; there is one.
 template <typename Float>
-std::size_t first_non_finite(const typename Float::Bits* weights) {
+[[gnu::noinline]] std::size_t first_non_finite(const typename Float::Bits* weights) {
   std::size_t i = 0;
   while ((weights[i] & Float::infinity) != Float::infinity) ++i;
   return i;
@@ -81,14 +79,21 @@ inline V across(const V* vectors, Op op) {
   }
 }
 
+// Codes of `count` groups from weight `begin` of the job on. Not inlined: minmax and search share it.
 template <typename Float, unsigned bits, std::size_t N>
-inline void encode_affine(const typename Float::Bits* group, std::size_t group_size, float scale,
-                          float bias, std::byte* out) {
+[[gnu::noinline]] void encode_affine(const QuantizeJob& job, std::size_t begin, std::size_t count,
+                                     const float* scales, const float* biases) {
   constexpr float levels = (1u << bits) - 1;
-  for (std::size_t i = 0; i < group_size; i += Unit<N>::size) {
-    const auto unit = load_unit<Float, N>(group + i);
-    store_codes<bits, N>(out + i * bits / 8, affine_code((unit.even - bias) / scale, levels),
-                         affine_code((unit.odd - bias) / scale, levels));
+  const std::size_t group_size = job.group_size;
+  const auto* group = weights_of<Float>(job) + begin;
+  std::byte* out = job.codes + begin * bits / 8;
+  for (std::size_t g = 0; g < count; ++g, group += group_size, out += group_size * bits / 8) {
+    const float scale = scales[g], bias = biases[g];
+    for (std::size_t i = 0; i < group_size; i += Unit<N>::size) {
+      const auto unit = load_unit<Float, N>(group + i);
+      store_codes<bits, N>(out + i * bits / 8, affine_code((unit.even - bias) / scale, levels),
+                           affine_code((unit.odd - bias) / scale, levels));
+    }
   }
 }
 
@@ -128,11 +133,7 @@ void quantize_affine_tile(const QuantizeJob& job, std::size_t begin, std::size_t
     store(scale + g, found.scale);
     store(bias + g, found.bias);
   }
-  for (std::size_t g = 0; g < blocks * N; ++g) {
-    const std::size_t start = g * group_size;
-    std::byte* const codes = job.codes + (begin + start) * bits / 8;
-    encode_affine<Float, bits, N>(weights + start, group_size, scale[g], bias[g], codes);
-  }
+  encode_affine<Float, bits, N>(job, begin, blocks * N, scale, bias);
 }
 
 // The groups of a job from weight `start` on; scales and biases are as wide as Scale.
@@ -206,13 +207,22 @@ inline BitsOf<F> fp_code(F weights, FpScale by) {
   }
 }
 
+// As encode_affine.
 template <typename Float, typename Type, std::size_t N>
-inline void encode_fp(const typename Float::Bits* group, FpScale by, std::byte* out) {
+[[gnu::noinline]] void encode_fp(const QuantizeJob& job, std::size_t begin, std::size_t count,
+                                 const float* scales, const float* inverses,
+                                 float inverse_global) {
   constexpr unsigned bits = Type::Code::bits;
-  for (std::size_t i = 0; i < Type::group_size; i += Unit<N>::size) {
-    const auto unit = load_unit<Float, N>(group + i);
-    store_codes<bits, N>(out + i * bits / 8, fp_code<Float, Type>(unit.even, by),
-                         fp_code<Float, Type>(unit.odd, by));
+  constexpr std::size_t group_size = Type::group_size;
+  const auto* group = weights_of<Float>(job) + begin;
+  std::byte* out = job.codes + begin * bits / 8;
+  for (std::size_t g = 0; g < count; ++g, group += group_size, out += group_size * bits / 8) {
+    const FpScale by = {scales[g], inverses[g], inverse_global};
+    for (std::size_t i = 0; i < group_size; i += Unit<N>::size) {
+      const auto unit = load_unit<Float, N>(group + i);
+      store_codes<bits, N>(out + i * bits / 8, fp_code<Float, Type>(unit.even, by),
+                           fp_code<Float, Type>(unit.odd, by));
+    }
   }
 }
 
@@ -223,7 +233,6 @@ template <typename Float, typename Type, std::size_t N>
 bool quantize_fp_tile(const QuantizeJob& job, std::size_t begin, std::size_t blocks) {
   using U = Words<N>;
   constexpr std::size_t group_size = Type::group_size;
-  constexpr unsigned bits = Type::Code::bits;
   const float inverse_global = 1.0f / job.global_scale;
   const auto* const weights = weights_of<Float>(job) + begin;
   auto* const scales = static_cast<std::uint8_t*>(job.scales) + begin / group_size;
@@ -247,11 +256,7 @@ bool quantize_fp_tile(const QuantizeJob& job, std::size_t begin, std::size_t blo
     store(scale + g, decoded);
     store(inverse + g, 1.0f / decoded);
   }
-  for (std::size_t g = 0; g < blocks * N; ++g) {
-    const std::size_t start = g * group_size;
-    const FpScale by = {scale[g], inverse[g], inverse_global};
-    encode_fp<Float, Type, N>(weights + start, by, job.codes + (begin + start) * bits / 8);
-  }
+  encode_fp<Float, Type, N>(job, begin, blocks * N, scale, inverse, inverse_global);
   return true;
 }
 

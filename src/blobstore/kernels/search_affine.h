@@ -154,11 +154,7 @@ inline void search_affine_block(const QuantizeJob& job, std::size_t first) {
   float scale[N], bias[N];
   store(scale, found.code_by().scale);
   store(bias, found.code_by().bias);
-  for (std::size_t g = 0; g < N; ++g) {
-    const std::size_t start = first + g * job.group_size;
-    encode_affine<Float, bits, N>(weights_of<Float>(job) + start, job.group_size, scale[g], bias[g],
-                                  job.codes + start * bits / 8);
-  }
+  encode_affine<Float, bits, N>(job, first, N, scale, bias);
 }
 
 }  // namespace blobstore::BLOBSTORE_TARGET

@@ -128,12 +128,7 @@ inline void search_fp_block(const QuantizeJob& job, std::size_t first) {
   float scale[N], inverse[N];
   store(scale, decoded);
   store(inverse, 1.0f / decoded);
-  for (std::size_t g = 0; g < N; ++g) {
-    const std::size_t start = first + g * Type::group_size;
-    const FpScale by = {scale[g], inverse[g], inverse_global};
-    encode_fp<Float, Type, lanes_for<Type, N>>(weights_of<Float>(job) + start, by,
-                                               job.codes + start * Type::Code::bits / 8);
-  }
+  encode_fp<Float, Type, lanes_for<Type, N>>(job, first, N, scale, inverse, inverse_global);
 }
 
 }  // namespace blobstore::BLOBSTORE_TARGET

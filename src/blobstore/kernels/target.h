@@ -46,14 +46,6 @@ std::size_t search_fp(const QuantizeJob& job) {
 #define EACH_TYPE(affine, fp) \
   {FLOATS(affine, 4, N), FLOATS(affine, 8, N), FLOATS(fp, Nvfp4, N), FLOATS(fp, Mxfp4, N), \
    FLOATS(fp, Mxfp8, N)}
-#define DEQUANTIZE_AFFINE(bits) \
-  {FLOATS(dequantize_affine, Bf16, bits, N), FLOATS(dequantize_affine, F16, bits, N), \
-   FLOATS(dequantize_affine, F32, bits, N)}
-#define DEQUANTIZE_FP(Type) {FLOATS(dequantize_fp, Type, N)}
-#define COMPARE(Float) \
-  {compare<Float, Bf16, N>, compare<Float, F16, N>, compare<Float, F32, N>, compare<Float, F64, N>}
-#define LIMITS_AFFINE(bits) \
-  {limits_affine<Bf16, bits>, limits_affine<F16, bits>, limits_affine<F32, bits>}
 
 }  // namespace blobstore::BLOBSTORE_TARGET
 
@@ -65,17 +57,14 @@ constinit const Target BLOBSTORE_TABLE = [] {
   return Target{
       BLOBSTORE_NAME,
       {EACH_TYPE(quantize_affine, quantize_fp), EACH_TYPE(search_affine, search_fp)},
-      {DEQUANTIZE_AFFINE(4), DEQUANTIZE_AFFINE(8), DEQUANTIZE_FP(Nvfp4), DEQUANTIZE_FP(Mxfp4),
-       DEQUANTIZE_FP(Mxfp8)},
+      EACH_TYPE(dequantize_affine, dequantize_fp),
       {FLOATS(decode_blocks, E4M3, N), FLOATS(decode_blocks, E5M2, N),
        FLOATS(decode_blocks, Int8, N), FLOATS(decode_blocks, Table, N)},
       {dequantize_columns<Bf16>, dequantize_columns<F16>, dequantize_columns<F32>},
-      {COMPARE(Bf16), COMPARE(F16), COMPARE(F32), COMPARE(F64)},
-      {compare_stored<Bf16, N>, compare_stored<F16, N>, compare_stored<F32, N>,
-       compare_stored<F64, N>},
+      {to_doubles<Bf16, N>, to_doubles<F16, N>, to_doubles<F32, N>, copy_doubles},
+      add_pairs<N>,
 #if BLOBSTORE_LANES == 1
-      {LIMITS_AFFINE(4), LIMITS_AFFINE(8), {limits_fp<Nvfp4>}, {limits_fp<Mxfp4>},
-       {limits_fp<Mxfp8>}},
+      {limits_affine<4>, limits_affine<8>, limits_fp<Nvfp4>, limits_fp<Mxfp4>, limits_fp<Mxfp8>},
 #else
       {},
 #endif

@@ -14,7 +14,6 @@
 #include <utility>
 #include <vector>
 
-#include "../python_text.h"
 #include "files.h"
 #include "outline.h"
 #include "scan.h"
@@ -23,6 +22,16 @@ namespace nb = nanobind;
 using namespace blobstore;
 
 namespace {
+
+// A string of the text. Bytes that are not UTF-8 raise ValueError, as `unescape` does for half of a
+// surrogate pair.
+nb::object text_of(const String& found, const nb::callable& unescape) {
+  if (found.escaped) return unescape(nb::bytes(found.raw.data() - 1, found.raw.size() + 2));
+  const auto size = static_cast<Py_ssize_t>(found.raw.size());
+  nb::object decoded = nb::steal(PyUnicode_DecodeUTF8(found.raw.data(), size, "strict"));
+  if (!decoded) nb::raise_python_error();
+  return decoded;
+}
 
 // (dtype's name, shape, begin, end) of one tensor.
 nb::tuple fields_of(const Tensors& tensors, std::size_t index) {

@@ -46,6 +46,84 @@ bool Tensors::cover(std::optional<std::uint64_t> data_size) const {
 
 namespace {
 
+// Every step returns whether the text goes on as it has to; false ends the scan.
+//
+// The text ends in a NUL that does not count, as Python's bytes do: no JSON goes on over it, so no
+// step checks for the end.
+class JsonScanner {
+ public:
+  explicit JsonScanner(std::string_view text) : at_(text.data()) {}
+
+  const char* at() const { return at_; }
+
+  bool take(char wanted) {
+    if (*at_ != wanted) return false;
+    ++at_;
+    return true;
+  }
+
+  void skip_space() {
+    while (*at_ == ' ' || *at_ == '\n' || *at_ == '\t' || *at_ == '\r') ++at_;
+  }
+
+  // An object, or an array: `one` reads each of its values (of an object: with its key).
+  template <char open = '{', char close = '}'>
+  bool members(auto one) {
+    if (!take(open)) return false;
+    skip_space();
+    if (take(close)) return true;
+    do {
+      skip_space();
+      if (!one()) return false;
+      skip_space();
+    } while (take(','));
+    return take(close);
+  }
+
+  // The caller decodes the contents.
+  bool string(String& value) {
+    if (!take('"')) return false;
+    const char* const begin = at_;
+    value.escaped = false;
+    while (*at_ != '"') {
+      if (*at_ == '\\') {
+        value.escaped = true;
+        ++at_;
+      }
+      if (static_cast<unsigned char>(*at_) < ' ') return false;
+      ++at_;
+    }
+    value.raw = {begin, at_};
+    ++at_;
+    return true;
+  }
+
+  bool key(String& value) {
+    if (!string(value)) return false;
+    skip_space();
+    if (!take(':')) return false;
+    skip_space();
+    return true;
+  }
+
+  // The caller checks what follows the digits: after "01" or "1.0" it finds neither comma nor
+  // bracket.
+  bool number(std::uint64_t& value) {
+    value = 0;
+    if (take('0')) return true;
+    if (*at_ < '1' || *at_ > '9') return false;
+    for (; *at_ >= '0' && *at_ <= '9'; ++at_) {
+      if (__builtin_mul_overflow(value, std::uint64_t{10}, &value)) return false;
+      const auto digit = static_cast<std::uint64_t>(*at_ - '0');
+      if (__builtin_add_overflow(value, digit, &value)) return false;
+    }
+    return true;
+  }
+
+ private:
+  const char* at_;
+};
+
 class Scanner : JsonScanner {
  public:
   Scanner(std::string_view text, Scan& found)

@@ -18,12 +18,16 @@
 #include <string_view>
 #include <vector>
 
-#include "../json_scanner.h"
-
 namespace blobstore {
 
 constexpr std::size_t most_name_bytes = 65'536;  // MAX_NAME_BYTES of header.py
 constexpr std::size_t most_rank = 64;            // MAX_RANK of header.py
+
+// A JSON string without its quotes, and whether a backslash is in it. It points into the text.
+struct String {
+  std::string_view raw;
+  bool escaped;
+};
 
 struct DType {
   std::string_view name;
