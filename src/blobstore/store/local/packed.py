@@ -57,18 +57,15 @@ class PackedBlobs(Blobs):
         """The indexes of files of several blobs."""
 
     def open(self, descriptor: Descriptor) -> OpenReader:
-        """See `Blobs`; the reader decodes, and is for one thread.
-
-        Raises: as `Blobs.open`; CorruptDataError, with ``path``, for a damaged packed file.
-        """
-        return of_size(descriptor, self._reader(descriptor.digest))
+        """See `Blobs`. Raises: as `open_of`."""
+        return of_size(descriptor, self.open_of(descriptor.digest))
 
     def missing(self, descriptors: Iterable[Descriptor]) -> list[Descriptor]:
         there = self.digests()
         return [blob for blob in unique(descriptors) if blob.digest.hex not in there]
 
     def digests(self) -> set[str]:
-        return {digest for digests in self.files().values() for digest in digests}
+        return set().union(*self.files().values())
 
     def files(self) -> dict[str, Collection[str]]:
         """Return the names of the packed files, with the hex digits of the blobs in each.
@@ -79,18 +76,16 @@ class PackedBlobs(Blobs):
         with os_errors("list", self.path):
             names = [entry.name for entry in list_folder(self.path)]
         for name in names:
-            digest = Digest.from_file_name(name)
-            if digest is not None:
+            if (digest := Digest.from_file_name(name)) is not None:
                 files[name] = (digest.hex,)
             elif _MANY_NAME.fullmatch(name):
-                index = None
+                files[name] = ()
                 with suppress(CorruptDataError, NotFoundError):  # another process has removed it
-                    index = self._index(name)
-                files[name] = () if index is None else index.frames.keys()
+                    files[name] = self._index(name).frames.keys()
         return files
 
-    def _index(self, name: str) -> PackedIndex | None:
-        """Return the index of a packed file of earlier versions, None for one of today's.
+    def _index(self, name: str) -> PackedIndex:
+        """Return the index of a packed file of earlier versions, an empty one for one of today's.
 
         Raises: CorruptDataError, with ``path``; NotFoundError; StorageError.
         """
@@ -99,18 +94,12 @@ class PackedBlobs(Blobs):
         path = self.path / name
         with FileReader(path, follow=False) as file:
             try:
-                index = read_index(file)
+                index = read_index(file) or PackedIndex({}, ())
             except BlobStoreError as error:
                 raise error.at(str(path), path=str(path)) from error
-        if index is not None and _MANY_NAME.fullmatch(name):
+        if _MANY_NAME.fullmatch(name):
             self._many[name] = index
         return index
-
-    def open_of(self, digest: Digest, size: int | None) -> OpenReader:
-        """Return a reader of a blob, of any size if ``size`` is None. Raises: as `open`."""
-        if size is None:
-            return self._reader(digest)
-        return self.open(Descriptor(media_type="", digest=digest, size=size))
 
     def check(self, descriptor: Descriptor) -> None:
         """Decode and hash a packed blob.
@@ -126,7 +115,11 @@ class PackedBlobs(Blobs):
             hint = "Remove the file, and pack again. `blobstore verify` names the models it is in."
             raise error.about(hint=hint) from error
 
-    def _reader(self, digest: Digest) -> FramesReader:
+    def open_of(self, digest: Digest) -> FramesReader:
+        """Return a reader of a blob, of any size; it decodes, and is for one thread.
+
+        Raises: as `Blobs.open`; CorruptDataError, with ``path``, for a damaged packed file.
+        """
         for name in self._names(digest):
             try:
                 return self._open_frames(self.path / name, digest)
@@ -141,9 +134,7 @@ class PackedBlobs(Blobs):
         yield digest.file_name
         if not any(digest.hex in index.frames for index in self._many.values()):
             self.files()
-        for name, index in list(self._many.items()):
-            if digest.hex in index.frames:
-                yield name
+        yield from [name for name, index in self._many.items() if digest.hex in index.frames]
 
     def _open_frames(self, path: Path, digest: Digest) -> FramesReader:
         file = FileReader(path, follow=False)
@@ -176,10 +167,9 @@ class PackedBlobs(Blobs):
         Raises: StorageError if that is unknown: then no packed file is removed.
         """
         try:
-            index = self._index(name)
+            return {digest.hex for digest in self._index(name).bases}
         except CorruptDataError as error:
             raise StorageError(error.message, path=error.path) from error
-        return set() if index is None else {digest.hex for digest, _ in index.bases}
 
     def add(self, path: Path, digest: Digest) -> None:
         """Rename a durable packed file into place; `settle` makes its name durable.
@@ -360,8 +350,8 @@ class PackedCare(Care):
     def digests(self) -> AbstractSet[str]:
         return self._models.blobs.digests() if self._models.manifests.names() else set()
 
-    def open(self, digest: str, size: int | None) -> OpenReader:
-        return self._models.blobs.open_of(Digest(digest), size)
+    def open(self, digest: str, size: int | None) -> OpenReader:  # noqa: ARG002  # of any size
+        return self._models.blobs.open_of(Digest(digest))
 
     def references(self, known: References | None = None) -> References:  # noqa: ARG002
         """Return which packed files each model needs, with their sizes."""

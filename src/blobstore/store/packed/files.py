@@ -13,10 +13,8 @@ import zlib
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from functools import cache
-from itertools import accumulate, islice
+from itertools import accumulate, islice, pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -114,21 +112,27 @@ def zstd_frames(file: FileReader, table: SeekTable) -> Frames:
             raise damaged_error(name, error) from error
 
     def decoded(number: int) -> bytes:
-        size = starts[number + 1] - starts[number]
         data = file.read(places[number], places[number + 1] - places[number])
-        try:
-            said = zstandard.frame_content_size(data)
-            # Before the memory is taken: the library trusts the frame's header.
-            if said not in (-1, size):
-                raise CorruptDataError(f"{name}: a frame has {said:,} bytes, not {size:,}")
-            plain = decompressor().decompress(data, max_output_size=size, allow_extra_data=False)
-        except zstandard.ZstdError as error:
-            raise damaged_error(name, error) from error
-        if len(plain) != size:
-            raise CorruptDataError(f"{name}: a frame has {len(plain):,} bytes, not {size:,}")
-        return plain
+        return _decompressed(data, starts[number + 1] - starts[number], name)
 
     return Frames(starts, decoded, file.close, head)
+
+
+def _decompressed(data: bytes, size: int, name: str) -> bytes:
+    """Return the ``size`` plain bytes of a frame. Raises: CorruptDataError."""
+    import zstandard
+
+    try:
+        # Before the memory is taken: the library trusts the frame's header.
+        nbytes = zstandard.frame_content_size(data)
+        if nbytes in (-1, size):
+            plain = decompressor().decompress(data, max_output_size=size, allow_extra_data=False)
+            nbytes = len(plain)
+    except zstandard.ZstdError as error:
+        raise damaged_error(name, error) from error
+    if nbytes != size:
+        raise CorruptDataError(f"{name}: a frame has {nbytes:,} bytes, not {size:,}")
+    return plain
 
 
 def decompressor() -> ZstdDecompressor:
@@ -300,36 +304,19 @@ _COUNTS = struct.Struct("<III")
 # A blob: its digest, size and number of frames. A base: its digest and size. A frame.
 _TABLES = (struct.Struct("<32sQI"), struct.Struct("<32sQ"), struct.Struct("<IBBHQI4I"))
 
-OpenBase = Callable[[Digest, int], OpenReader]
-"""Opens the blob of a digest and size that another was packed against."""
-
-
-@dataclass(frozen=True, slots=True)
-class Frame:
-    """A frame: its plain bytes, its place in the file, and the stored length of each plane.
-
-    ``coded``: bit k is set if zstandard coded plane k. ``checksum``: the CRC-32 of the stored
-    bytes. ``base``: the number of the base blob, from 1, or 0; ``base_offset`` of the bytes in it.
-    """
-
-    nbytes: int
-    place: int
-    lengths: Sequence[int]
-    coded: int
-    checksum: int
-    base: int
-    base_offset: int
+OpenBlob = Callable[[Digest], OpenReader]
+"""Opens the packed blob that another was packed against."""
 
 
 @dataclass(frozen=True)
 class PackedIndex:
     """The frames of each blob of a packed file, by the hex digits of the blob's digest.
 
-    ``bases``: digest and size of the base blobs that they need.
+    A frame is its place in the file, and its record. ``bases``: the base blobs that they need.
     """
 
-    frames: Mapping[str, Sequence[Frame]]
-    bases: Sequence[tuple[Digest, int]]
+    frames: Mapping[str, Sequence[tuple[int, Sequence[int]]]]
+    bases: Sequence[Digest]
 
 
 def read_index(file: OpenReader) -> PackedIndex | None:
@@ -339,103 +326,73 @@ def read_index(file: OpenReader) -> PackedIndex | None:
     """
     if file.read(0, min(file.size, len(_MAGIC))) != _MAGIC:
         return None
-    if file.size < len(_MAGIC) + _TRAILER.size:
-        raise _damage_error("its end is not that of a packed file")
-    trailer = file.read(file.size - _TRAILER.size, _TRAILER.size)
-    offset, length, sha256, end = _TRAILER.unpack(trailer)
-    if end != _END or length > _MAX_INDEX or offset + length + _TRAILER.size != file.size:
+    end = max(file.size - _TRAILER.size, len(_MAGIC))
+    trailer = file.read(end, file.size - end).rjust(_TRAILER.size)
+    offset, length, sha256, mark = _TRAILER.unpack(trailer)
+    if mark != _END or length > _MAX_INDEX or offset + length != end:
         raise _damage_error("its end is not that of a packed file")
     raw = file.read(offset, length)
     if hashlib.sha256(raw).digest() != sha256:
         raise _damage_error("its index is damaged")
-    try:
-        blobs, bases, fields = _tables(raw)
-    except struct.error:
-        raise _damage_error("its index has the wrong length") from None
-    frames = list(_frames(fields, len(bases)))
-    if len(_MAGIC) + sum(sum(frame.lengths) for frame in frames) != offset:
+    counts = _COUNTS.unpack(raw[: _COUNTS.size].ljust(_COUNTS.size))
+    sizes = (table.size * count for table, count in zip(_TABLES, counts, strict=True))
+    ends = list(accumulate(sizes, initial=_COUNTS.size))
+    if ends[-1] != len(raw):
+        raise _damage_error("its index has the wrong length")
+    blobs, bases, records = (
+        list(table.iter_unpack(raw[slice(*part)]))
+        for table, part in zip(_TABLES, pairwise(ends), strict=True)
+    )
+    stored = [sum(lengths[:width]) for _, width, _, _, _, _, *lengths in records]
+    places = accumulate(stored, initial=len(_MAGIC))
+    frames = list(zip(places, records, strict=False))
+    if len(_MAGIC) + sum(stored) != offset:
         raise _damage_error("its frames do not end where its index begins")
+    for nbytes, width, _, base, *_ in records:
+        if not 0 < nbytes <= FRAME or width not in _WIDTHS or nbytes % width or base > len(bases):
+            raise _damage_error("its index describes an impossible frame")
     rest = iter(frames)
     return PackedIndex(
         {digest.hex(): list(islice(rest, count)) for digest, _, count in blobs},
-        [(Digest(digest.hex()), size) for digest, size in bases],
+        [Digest(digest.hex()) for digest, _ in bases],
     )
 
 
-def _tables(raw: bytes) -> Iterator[list[tuple[Any, ...]]]:
-    """Yield the blobs, the bases and the frames of an index. Raises: struct.error."""
-    at = _COUNTS.size
-    for table, count in zip(_TABLES, _COUNTS.unpack_from(raw), strict=True):
-        end = at + count * table.size
-        if end > len(raw):
-            raise struct.error
-        yield list(table.iter_unpack(raw[at:end]))
-        at = end
-
-
-def _frames(rows: Sequence[tuple[int, ...]], bases: int) -> Iterator[Frame]:
-    place = len(_MAGIC)
-    for nbytes, width, coded, base, base_offset, checksum, *lengths in rows:
-        if not 0 < nbytes <= FRAME or width not in _WIDTHS or nbytes % width or base > bases:
-            raise _damage_error("its index describes an impossible frame")
-        yield Frame(nbytes, place, lengths[:width], coded, checksum, base, base_offset)
-        place += sum(lengths[:width])
-
-
-def blob_frames(file: FileReader, index: PackedIndex, digest: str, open_base: OpenBase) -> Frames:
-    """Return the frames of one blob of a packed file; closing them closes the file, too."""
+def blob_frames(file: FileReader, index: PackedIndex, digest: str, open_blob: OpenBlob) -> Frames:
+    """Return the frames of one blob of a packed file of earlier versions."""
     frames = index.frames[digest]
-    opened = ExitStack()
-    opened.callback(file.close)
-    base_of = cache(lambda number: opened.enter_context(open_base(*index.bases[number - 1])))
 
     def decoded(number: int) -> bytes:
-        frame = frames[number]
-        base = None
-        if frame.base:
-            base = base_of(frame.base).read(frame.base_offset, frame.nbytes)
-        return _join_rotated(_planes(file, frame), len(frame.lengths), base)
+        place, (nbytes, width, coded, base, base_offset, checksum, *lengths) = frames[number]
+        stored, planes = file.read(place, sum(lengths[:width])), b""
+        if zlib.crc32(stored) != checksum:
+            raise CorruptDataError(f"the bytes at {place:,} do not match their checksum")
+        for plane, length in enumerate(lengths[:width]):
+            part, stored = stored[:length], stored[length:]
+            is_coded = coded >> plane & 1
+            planes += _decompressed(part, nbytes // width, file.name) if is_coded else part
+        if len(planes) != nbytes:
+            raise CorruptDataError("a plane has another size than its frame says")
+        if not base:
+            return _join_rotated(planes, width, bytes(nbytes))
+        with open_blob(index.bases[base - 1]) as reader:
+            return _join_rotated(planes, width, reader.read(base_offset, nbytes))
 
-    starts = list(accumulate((frame.nbytes for frame in frames), initial=0))
-    return Frames(starts, decoded, opened.close)
-
-
-def _planes(file: FileReader, frame: Frame) -> bytes:
-    import zstandard
-
-    stored = file.read(frame.place, sum(frame.lengths))
-    if zlib.crc32(stored) != frame.checksum:
-        raise CorruptDataError(f"the bytes at {frame.place:,} do not match their checksum")
-    planes = []
-    for number, length in enumerate(frame.lengths):
-        plane, stored = stored[:length], stored[length:]
-        if frame.coded >> number & 1:
-            try:
-                # Before anything is allocated for it.
-                if zstandard.frame_content_size(plane) == frame.nbytes // len(frame.lengths):
-                    plane = zstandard.ZstdDecompressor().decompress(plane)
-            except zstandard.ZstdError as error:
-                raise CorruptDataError(f"a zstandard frame is damaged: {error}") from None
-        planes.append(plane)
-    if len(joined := b"".join(planes)) != frame.nbytes:
-        raise CorruptDataError("a plane has another size than its frame says")
-    return joined
+    starts = accumulate((nbytes for _, (nbytes, *_) in frames), initial=0)
+    return Frames(list(starts), decoded, file.close)
 
 
-def _join_rotated(planes: bytes, width: int, base: bytes | None) -> bytes:
+def _join_rotated(planes: bytes, width: int, base: bytes) -> bytes:
     """Return the items of rotated planes, combined by XOR with as many bytes of ``base``.
 
     Each little-endian item was rotated left by one bit; plane 0 has the most significant bytes.
     """
     import numpy as np
 
-    rows = np.frombuffer(planes, np.uint8).reshape(width, -1)
-    items = rows.T.reshape(-1).view(f">u{width}").astype(f"<u{width}")
+    items = np.frombuffer(join_planes(planes, width), f">u{width}").astype(f"<u{width}")
     if width > 1:
         items = (items >> 1) | (items << (8 * width - 1))
-    if base is not None:
-        items = items ^ np.frombuffer(base, items.dtype)
-    return items.tobytes()
+    return (items ^ np.frombuffer(base, items.dtype)).tobytes()
 
 
 def _damage_error(what: str) -> CorruptDataError:

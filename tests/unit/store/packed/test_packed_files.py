@@ -150,7 +150,7 @@ def test_an_index_of_before_that_lies_is_refused(old: Store) -> None:
             blobs = PackedBlobs(path.parent)
             for digest in digests:
                 try:
-                    with blobs.open_of(digest, None) as reader:
+                    with blobs.open_of(digest) as reader:
                         reader.digest()  # whatever it is: no other error, and no end without one
                 except BlobStoreError:
                     continue
