@@ -163,7 +163,7 @@ def _row(name: str, value: Any) -> str | None:
     """Return the row of a method or property; None for a field."""
     if isinstance(value, classmethod | staticmethod):
         value = value.__func__
-    first = _cell(_plain(value.__doc__ or "").partition("\n\n")[0])
+    first = _cell(_plain(inspect.getdoc(value)).partition("\n\n")[0])  # perhaps the port's
     if inspect.isfunction(value):
         parameters = [*inspect.signature(value).parameters.values()]
         names = [_parameter(one) for one in parameters if one.name not in ("self", "cls")]

@@ -56,7 +56,7 @@ class _Blobs(Blobs):
         return _first([home.blobs.read for home in self._homes], descriptor)
 
     def headers(self, descriptors: Sequence[Descriptor], budget: Budget) -> Sequence[Header | None]:
-        """See `Blobs`: those of the first home that has one of the blobs."""
+        # Those of the first home that has one of the blobs.
         *others, last = (home.blobs for home in self._homes)
         for blobs in others:
             first = descriptors[:1]
@@ -79,7 +79,7 @@ class _Manifests(Manifests):
     _homes: Sequence[Readable]
 
     def names(self) -> list[ModelName]:
-        """See `Manifests`: a name hides those below that differ from it only in case."""
+        # A name hides those below that differ from it only in case.
         seen: dict[tuple[str, ...], ModelName] = {}
         for home in self._homes:
             added = [name for name in home.manifests.names() if name.folded not in seen]
@@ -147,7 +147,7 @@ class _Session:
         expected: Expected = None,
         below: Collection[Digest] = (),
     ) -> set[Digest]:
-        """See `Session`: a blob that a lower home has is not written, or is copied up."""
+        # A blob that a lower home has is not written, or is copied up.
         missing = {blob.digest for blob in self._lower.missing(manifest.descriptors)}
         there = [blob for blob in unique(manifest.descriptors) if blob.digest not in missing]
         if not self._copies_up:
@@ -160,6 +160,8 @@ class _Session:
 
 class LayeredStore(Home):
     """An upper home over lower ones, which are only read. See `Home`.
+
+    A model that only a lower home has can be copied, but not removed or moved (UsageError).
 
     ``copies_up``: the upper home gets all blobs of a model that is written, also those that a lower
     one has.
@@ -193,7 +195,7 @@ class LayeredStore(Home):
         return self.manifests.home_of(self.find(name))
 
     def find(self, name: str | ModelName) -> ModelName:
-        """See `Home`. Raises the upper home's error if no home has the model."""
+        # The upper home's error is raised if no home has the model.
         parsed = ModelName.of(name)
         return self.manifests.home_of(parsed).find(parsed)
 
@@ -201,7 +203,7 @@ class LayeredStore(Home):
         return self.find(name) if self.holder(name) is self else self.upper.whole(name)
 
     def target(self, name: str | ModelName) -> ModelName:
-        """See `Home`: in the spelling of the model that it replaces or hides."""
+        # In the spelling of the model that it replaces or hides.
         return self.upper.target(self.manifests.stored_name(ModelName.of(name)))
 
     @contextmanager
@@ -214,13 +216,11 @@ class LayeredStore(Home):
 
     @contextmanager
     def lease(self) -> Iterator[bool]:
-        """See `Home`: True if all homes hold theirs."""
         with ExitStack() as stack:
             held = [stack.enter_context(home.lease()) for home in (self.upper, *self.lower)]
             yield all(held)
 
     def prefetch(self, descriptors: Iterable[Descriptor]) -> None:
-        """Fetch blobs into the cache of the first home that has them."""
         homes = (self.upper, *self.lower)
         left = unique(descriptors)
         for home in homes if any(home.has_cache for home in homes) else ():
@@ -230,24 +230,16 @@ class LayeredStore(Home):
             left = missing
 
     def remove(self, name: str | ModelName) -> Removal:
-        """See `Home`. Raises: UsageError for a model that only a lower home has."""
         return self.upper.remove(name if self._is_packed(name) else self._own(name))
 
-    def copy(
-        self, source: str | ModelName, target: str | ModelName, *, replace: bool = False
+    def _give_name(
+        self, source: str | ModelName, target: str | ModelName, *, replace: bool, moves: bool
     ) -> ModelName:
-        """See `Home`: a model of any of the homes gets a name in the upper one."""
         if self._is_packed(source):
-            return self.upper.copy(source, target)
-        return super().copy(source, target, replace=replace)
-
-    def move(
-        self, source: str | ModelName, target: str | ModelName, *, replace: bool = False
-    ) -> ModelName:
-        """See `Home`. Raises: UsageError for a model that only a lower home has."""
-        if self._is_packed(source):
-            return self.upper.move(source, target)
-        return super().move(self._own(source), target, replace=replace)
+            return (self.upper.move if moves else self.upper.copy)(source, target)
+        return super()._give_name(
+            self._own(source) if moves else source, target, replace=replace, moves=moves
+        )
 
     def _is_packed(self, name: str | ModelName) -> bool:
         with suppress(NotFoundError):

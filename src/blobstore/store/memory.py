@@ -1,20 +1,17 @@
 """A store in memory: for tests, and for programs that keep nothing.
 
-Its contents are lost when the process ends.
+Its contents are lost when the process ends. What a session writes waits in a temporary file.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Collection, Iterable, Sequence
-from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Mapping
+from contextlib import AbstractContextManager, closing, nullcontext
 
 from blobstore.errors import ModelNotFoundError
 from blobstore.formats.documents import Descriptor, Manifest
-from blobstore.formats.signatures import MAX_SIGNATURES, Signature
-from blobstore.formats.strictjson import check_limit
-from blobstore.hashing.stage import HashStage
 from blobstore.io.ranges import BytesReader, OpenReader
 from blobstore.names import Digest, ModelName
 from blobstore.store.ports import (
@@ -24,16 +21,13 @@ from blobstore.store.ports import (
     How,
     Manifests,
     Removal,
-    Session,
     blob_not_found,
     check_blob_size,
     check_expected,
-    check_reader_size,
     other_spelling,
     unique,
-    wrong_bytes,
 )
-from blobstore.store.sessions import MemoryBlob, SpoolWriter
+from blobstore.store.sessions import KeptSignatures, SpooledSession
 
 
 class _Blobs(Blobs):
@@ -69,75 +63,50 @@ class _Manifests(Manifests):
         return raw
 
 
-class _Signatures:
-    def __init__(self, mutex: threading.Lock) -> None:
-        self.all: dict[Digest, list[Signature]] = {}
-        self._mutex = mutex
+class _Signatures(KeptSignatures):
+    def __init__(self) -> None:
+        self.all: dict[Digest, dict[str, bytes]] = defaultdict(dict)
 
-    def read(self, _name: ModelName, digest: Digest) -> list[Signature]:
-        return list(self.all.get(digest, ()))
+    def _keys(self, digest: Digest) -> list[str]:
+        return sorted(self.all[digest])
 
-    def add(self, name: ModelName, digest: Digest, signatures: Sequence[Signature]) -> int:
-        with self._mutex:
-            there = self.read(name, digest)
-            # One by one: the same signature may be given twice.
-            whole = list(there)
-            whole += (signature for signature in signatures if signature not in whole)
-            check_limit(
-                f"{digest} with the new ones", len(whole), "signatures", MAX_SIGNATURES, "S1"
-            )
-            self.all[digest] = whole
-        return len(whole) - len(there)
+    def _raw(self, digest: Digest, key: str) -> tuple[bytes, str]:
+        return self.all[digest][key], f"signature {key}"
+
+    def _write(self, digest: Digest, new: Mapping[str, bytes]) -> int:
+        self.all[digest].update(new)
+        return len(new)
 
 
-class _Session(Session):
+class _Session(SpooledSession):
     remembers = True
 
     def __init__(self, store: MemoryStore) -> None:
+        super().__init__()
         self._store = store
-        self._made: dict[Digest, bytes] = {}
         self._noted: dict[str, bytes] = {}
 
     def missing(self, descriptors: Iterable[Descriptor]) -> list[Descriptor]:
         return self._store.blobs.missing(descriptors)
 
-    def writer(
-        self,
-        size: int,
-        finished: Callable[[Any], None],
-        stage: HashStage | None = None,  # noqa: ARG002  # small models: hashed at the end
-    ) -> SpoolWriter:
-        blob = MemoryBlob(memoryview(bytearray(size)))
-        return SpoolWriter(blob, lambda _digest: finished(self.copy(blob)))
-
-    def copy(self, reader: OpenReader) -> Descriptor:
-        return self._add(reader.read(0, reader.size))
-
-    def _add(self, data: bytes) -> Descriptor:
-        digest = Digest.of(data)
-        self._made[digest] = data
-        return Descriptor(media_type="", digest=digest, size=len(data))
-
     def recall(self, key: str, size: int, *, verify: bool) -> Descriptor | None:  # noqa: ARG002
         data = self._store.kept.get(key)
-        return None if data is None or len(data) != size else self._add(data)
+        return None if data is None or len(data) != size else self.put(data)
 
     def note(self, key: str, blob: Descriptor) -> None:
-        self._noted[key] = self._noted[blob.digest.hex] = self._made[blob.digest]
+        self._noted[key] = self._noted[blob.digest.hex] = self._data(blob.digest)
 
     def open(self, blob: Descriptor) -> OpenReader:
-        return BytesReader(self._made[blob.digest])
+        return self._spooled[blob.digest]
 
     def keep(self) -> None:
         self._store.kept.update(self._noted)
 
+    def _data(self, digest: Digest) -> bytes:
+        return self._spooled[digest].read(0, self._spooled[digest].size)
+
     def add(self, descriptor: Descriptor, reader: OpenReader) -> How:
-        if descriptor.digest in self._made or not self.missing([descriptor]):
-            return How.THERE
-        check_reader_size(descriptor, reader)
-        if self.copy(reader).digest != descriptor.digest:
-            raise wrong_bytes(descriptor, reader)
-        return How.COPIED
+        return super().add(descriptor, reader) if self.missing([descriptor]) else How.THERE
 
     def publish(
         self,
@@ -156,7 +125,7 @@ class _Session(Session):
                 raise other_spelling(name, existing)
             check_expected(name, manifests.all.get(name), expected)
             created = {blob.digest for blob in blobs.missing(named)}
-            new = {digest: self._made[digest] for digest in created & self._made.keys()}
+            new = {digest: self._data(digest) for digest in created & self._spooled.keys()}
             after = _Blobs()
             after.all = blobs.all | new
             for descriptor in named:
@@ -175,7 +144,7 @@ class MemoryStore(Home):
         self.mutex = threading.Lock()
         self.blobs: _Blobs = _Blobs()
         self.manifests: _Manifests = _Manifests()
-        self.signatures: _Signatures = _Signatures(self.mutex)
+        self.signatures: _Signatures = _Signatures()
         self.kept: dict[str, bytes] = {}
 
     def session(
@@ -183,7 +152,7 @@ class MemoryStore(Home):
         *,
         name: ModelName | None = None,  # noqa: ARG002  # all blobs are in one place
     ) -> AbstractContextManager[_Session]:
-        return nullcontext(_Session(self))
+        return closing(_Session(self))
 
     def lease(self) -> AbstractContextManager[bool]:
         """See `Home`: an open blob stays in memory."""

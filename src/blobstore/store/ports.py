@@ -322,32 +322,44 @@ class Home(Readable):
     ) -> ModelName:
         """Give a model a second name, and return it as the home spells it; no blob is copied.
 
-        Raises: as `find` and `Session.publish`; UsageError for its own name, or if another model
-        has the name, unless ``replace``.
+        Raises: as `find` and `Session.publish`; UsageError for its own name in another case, if
+        another model has the name, unless ``replace``, or if a packed model would replace another.
         """
-        old, new = self.find(source), self.target(target)
-        if old == new and self.home_of(old) is self.upper:
-            raise UsageError(f"{old} is its own copy", model=str(old))
-        with self.session() as session:
-            publish_named(session, new, self.manifests.read(old), replace=replace)
-        return new
+        return self._give_name(source, target, replace=replace, moves=False)
 
     def move(
         self, source: str | ModelName, target: str | ModelName, *, replace: bool = False
     ) -> ModelName:
-        """Rename a model: add the new name, then remove the old one.
+        """Rename a model, and return its new name as the home spells it.
 
-        Raises: as `copy`; UsageError if another model has the name, unless ``replace``.
+        The new name is durable before the old one is removed. A crash in between leaves both, and
+        the same call completes it. Raises: as `copy`; a model keeps its own name without an error.
         """
+        return self._give_name(source, target, replace=replace, moves=True)
+
+    def _give_name(
+        self, source: str | ModelName, target: str | ModelName, *, replace: bool, moves: bool
+    ) -> ModelName:
+        source, target = ModelName.of(source), ModelName.of(target)
         old, new = self.find(source), self.target(target)
         manifest = self.manifests.read(old)
-        if old == new:
-            return new
+        if old == new and self.home_of(old) is self.upper:
+            if source.path_parts != target.path_parts:
+                message = f"{target} is {old}: names that differ only in case are one model"
+                hint = "To change the case, move it to another name first."
+                raise UsageError(message, model=str(old), hint=hint)
+            if moves:
+                return new
         with self.session() as session:
             publish_named(session, new, manifest, replace=replace)
-        if id_of(self, old) == manifest.digest:  # else another writer gave it a new model
-            self.remove(old)
+        if moves:
+            self._drop_name(old, manifest)
         return new
+
+    def _drop_name(self, name: ModelName, manifest: Manifest) -> None:
+        """Remove a name whose model has another one now, unless a writer gave it a new model."""
+        if id_of(self, name) == manifest.digest:
+            self.remove(name)
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,8 +8,9 @@ from __future__ import annotations
 import os
 import tempfile
 import threading
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from enum import StrEnum
+from functools import partial
 from typing import IO, Any, Protocol, TypeAlias, TypeVar
 
 from blobstore import hashing
@@ -24,11 +25,13 @@ from blobstore.errors import (
     UsageError,
 )
 from blobstore.formats.documents import MAX_DOCUMENT, Descriptor, Manifest
-from blobstore.formats.signatures import Signature
+from blobstore.formats.signatures import MAX_SIGNATURES, Signature
+from blobstore.formats.strictjson import check_limit
 from blobstore.hashing import Bytes
 from blobstore.hashing.stage import HashStage
 from blobstore.io.durable import os_errors, write_all_at
 from blobstore.io.ranges import BytesReader, OpenReader
+from blobstore.io.workers import results_of
 from blobstore.names import Digest, ModelName
 
 Expected: TypeAlias = Collection[bytes | None] | None
@@ -223,6 +226,51 @@ class Signatures(Protocol):
         """
 
 
+class KeptSignatures:
+    """Signatures that are each kept under the sha256 of their bytes. See `Signatures`.
+
+    So several processes add signatures without waiting for each other.
+    """
+
+    at_once = 1
+    """How many are read at once."""
+
+    def read(self, name: ModelName, digest: Digest) -> list[Signature]:  # noqa: ARG002  # see above
+        """See `Signatures`. Sorted by the sha256 of their bytes."""
+        keys = self._keys(digest)
+        check_limit(f"{digest}", len(keys), "signatures", MAX_SIGNATURES, "S1")
+        parse = partial(self._signature, digest)
+        return results_of(keys, parse, self.at_once, name="signatures")
+
+    def add(self, name: ModelName, digest: Digest, signatures: Sequence[Signature]) -> int:  # noqa: ARG002  # see above
+        encoded = [signature.encode() for signature in signatures]
+        there = self._keys(digest)
+        new = {key: raw for raw in encoded if (key := Digest.of(raw).hex) not in there}
+        what = f"{digest} with the new ones"
+        check_limit(what, len(there) + len(new), "signatures", MAX_SIGNATURES, "S1")
+        return self._write(digest, new)
+
+    def _signature(self, digest: Digest, key: str) -> Signature:
+        raw, place = self._raw(digest, key)
+        if Digest.of(raw).hex != key:
+            message = f"{place} is damaged: its bytes do not match its name"
+            hint = "Remove it, and sign, pull or copy the model again."
+            raise CorruptDataError(message, path=place, hint=hint)
+        return Signature.parse(raw, place)
+
+    def _keys(self, digest: Digest) -> list[str]:
+        """Return the sha256 of a manifest's signatures, sorted."""
+        raise NotImplementedError
+
+    def _raw(self, digest: Digest, key: str) -> tuple[bytes, str]:
+        """Return the bytes of a signature, and where they are."""
+        raise NotImplementedError
+
+    def _write(self, digest: Digest, new: Mapping[str, bytes]) -> int:
+        """Write signatures durably; return how many were new."""
+        raise NotImplementedError
+
+
 _Reader = TypeVar("_Reader", bound=OpenReader)
 
 
@@ -398,18 +446,10 @@ class SpooledBlob(OpenReader):
             buffer, offset = buffer[count:], offset + count
 
 
-class MemoryBlob(BytesReader):
-    """A blob in memory that is written in any order."""
-
-    def write(self, offset: int, data: Any) -> None:
-        view = memoryview(data).cast("B")
-        self._data[offset : offset + len(view)] = view
-
-
 class SpoolWriter:
     """Writes one blob. See `Writer`. It is hashed at its end."""
 
-    def __init__(self, blob: SpooledBlob | MemoryBlob, finished: Callable[[Digest], None]) -> None:
+    def __init__(self, blob: SpooledBlob, finished: Callable[[Digest], None]) -> None:
         self._blob = blob
         self._finished = finished
         self._written = 0
@@ -439,3 +479,39 @@ class SpoolWriter:
         """Do nothing: no buffer waits."""
 
     close = release
+
+
+class SpooledSession(Session):
+    """A session whose blobs wait in a `Spool` until they are published."""
+
+    def __init__(self) -> None:
+        self._spool = Spool()
+        self._spooled: dict[Digest, SpooledBlob] = {}
+
+    def writer(
+        self,
+        size: int,
+        finished: Callable[[Any], None],
+        stage: HashStage | None = None,  # noqa: ARG002  # hashed when it is complete
+    ) -> SpoolWriter:
+        blob = self._spool.reserve(size)
+        return SpoolWriter(blob, lambda digest: finished(self._keep(digest, blob)))
+
+    def copy(self, reader: OpenReader) -> Descriptor:
+        blob = self._spool.keep(reader)
+        return self._keep(blob.digest(), blob)
+
+    def add(self, descriptor: Descriptor, reader: OpenReader) -> How:
+        if descriptor.digest in self._spooled:
+            return How.THERE
+        check_reader_size(descriptor, reader)
+        if self.copy(reader).digest != descriptor.digest:
+            raise wrong_bytes(descriptor, reader)
+        return How.COPIED
+
+    def _keep(self, digest: Digest, blob: SpooledBlob) -> Descriptor:
+        self._spooled[digest] = blob
+        return Descriptor(media_type="", digest=digest, size=blob.size)
+
+    def close(self) -> None:
+        self._spool.close()

@@ -184,7 +184,6 @@ class MemberReader(OpenReader):
         self._whole.readinto(self._offset + offset, buffer)
 
     def place(self) -> tuple[int, int] | None:
-        """See `OpenReader`. Raises: UsageError when the archive is closed."""
         place = self._whole.place()
         if place is not None and place[0] < 0:  # mmap would take it for no file, and give zeros
             raise UsageError(f"{self._whole.name} is closed")

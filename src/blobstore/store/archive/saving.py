@@ -209,7 +209,6 @@ class NewArchive(Intake):
         return How.COPIED
 
     def publish(self, name: ModelName, manifest: Manifest) -> set[Digest]:
-        """See `Intake`. Raises: ConflictError if the archive's index has another manifest."""
         check_expected(name, manifest.raw, (self._models[name],))
         for blob in manifest.descriptors:
             check_blob_size(blob, self._sizes.get(blob.digest))

@@ -103,6 +103,9 @@ _FLUSH_EVERY_S = 2.0
 class BucketStore(Home):
     """A home in a bucket. Safe to share between threads.
 
+    `remove` removes the name of a model; `prune` removes the blobs that no other model needs.
+    `session` raises StorageError for a bucket without conditional writes.
+
     ``lease_s``: seconds for which a session's lease counts after each renewal. ``wait_s``: how long
     a session waits for a clean-up (None: as long as one may take), and a clean-up for sessions.
     ``cache``: where blobs are kept that `prefetch` brings. Others are read into memory.
@@ -136,11 +139,11 @@ class BucketStore(Home):
         self._has_conditions = False
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Travel to another machine, or be copied, without the cache: a folder of this one."""
+        # Travels to another machine, or is copied, without the cache: a folder of this one.
         return partial(type(self), lease_s=self.lease_s, wait_s=self.wait_s), (self.bucket,)
 
     def find(self, name: _Name) -> ModelName:
-        """See `Readable`: the manifest is not read, so one that is too large can be removed."""
+        # The manifest is not read, so one that is too large can be removed.
         stored = self.manifests.stored_name(ModelName.of(name))
         if not self.manifests.has(stored):
             self.manifests.text(stored)  # raises the error of a missing one
@@ -151,17 +154,12 @@ class BucketStore(Home):
         *,
         name: ModelName | None = None,  # noqa: ARG002  # all blobs are in one place
     ) -> AbstractContextManager[BucketSession]:
-        """See `Home`. Raises: StorageError for a bucket without conditional writes."""
         if not self._has_conditions:
             require_conditions(self.bucket)
             self._has_conditions = True
         return closing(BucketSession(self))
 
     def prefetch(self, descriptors: Iterable[Descriptor]) -> None:
-        """Fetch blobs into the cache, in the given order; without a cache, do nothing.
-
-        Raises: as `BlobCache.bring`.
-        """
         if self._cache is not None:
             self._cache.bring(descriptors, self.blobs.open)
 
@@ -169,7 +167,6 @@ class BucketStore(Home):
         return BucketCare(copy(self))  # without the cache, whose copies say nothing about it
 
     def remove(self, name: _Name) -> Removal:
-        """See `Home`: the tag goes, and `prune` removes blobs that no model needs."""
         stored = self.find(name)
         try:
             blobs = self.manifests.read(stored).descriptors
@@ -229,7 +226,7 @@ class BucketSession(Session):
         finished: Callable[[Any], None],
         stage: HashStage | None = None,  # noqa: ARG002  # hashed when it is complete
     ) -> SpoolWriter:
-        """See `Session`: through a temporary file, because its key is its digest."""
+        # Through a temporary file, because its key is its digest.
         spool = Spool()
         blob = spool.reserve(size)
 
@@ -241,7 +238,6 @@ class BucketSession(Session):
         return SpoolWriter(blob, written)
 
     def recall(self, key: str, size: int, *, verify: bool) -> Descriptor | None:
-        """See `Session`: one request for the note, one for the blob."""
         digest = self._read_note(key, size) or Digest.from_file_name(f"sha256-{key}")
         if digest is None or self._home.blobs.size(digest) != size:
             return None
@@ -276,7 +272,7 @@ class BucketSession(Session):
         self.keep()
 
     def keep(self) -> None:
-        """See `Session`: what was written is kept; the notes of it are written now."""
+        # What was written is kept anyway; the notes of it are written now.
         with self._mutex:
             self._flushed_at = time.monotonic()
             items, self._notes = list(self._notes.items()), {}
@@ -287,12 +283,11 @@ class BucketSession(Session):
         return self._home.blobs.open(blob)
 
     def put_all(self, blobs: Sequence[Bytes]) -> list[Descriptor]:
-        """See `Session`: several at once."""
         readers = [BytesReader(bytes(data), "a blob in memory") for data in blobs]
         return results_of(readers, self.copy, REQUESTS, name="blobs")
 
     def copy(self, reader: OpenReader) -> Descriptor:
-        """See `Session`: read twice, or through a temporary file if reading takes long."""
+        # It is read twice, or through a temporary file if reading takes long.
         with closing(Spool()) as spool:
             source = spool.keep(reader) if reader.is_remote else reader
             return self._write(Descriptor("", source.digest(), source.size), source)
@@ -389,7 +384,6 @@ class BucketCare(Care):
         return Path(blob_key(Digest(digest)))
 
     def oddities(self) -> Iterator[OddFile]:
-        """See `Care`: the objects that are not part of a store."""
         for state in self._bucket.objects(BLOBS):
             if digest_in(state.key) is None:
                 yield OddFile(Path(state.key), "its key is not a blob's")
@@ -404,7 +398,7 @@ class BucketCare(Care):
         return References.read(self.home.manifests.texts(), strays, (), known)
 
     def states(self, digests: Iterable[str]) -> Mapping[str, BlobState]:
-        """See `Care`: of the last list."""
+        # Those of the last list.
         return {
             digest: BlobState(state.size, state.modified.timestamp(), Path(state.key))
             for digest in self._listing.keys() & digests
@@ -424,13 +418,12 @@ class BucketCare(Care):
             self._lease = None
 
     def now(self) -> float:
-        """See `Care`: the server's time, but of a dry run, which writes nothing."""
+        # The server's time, but not in a dry run, which writes nothing.
         return time.time() if self._lease is None else self._lease.now().timestamp()
 
     def rest(
         self, references: References, spared: AbstractSet[str], grace_s: float
     ) -> tuple[Sequence[Leftover], Sequence[ModelName]]:
-        """See `Care`: leases that expired long ago, and old signatures that no model has."""
         del spared
         now, bucket = datetime.fromtimestamp(self.now(), UTC), self._bucket
         why = "the lease of a session that was killed"

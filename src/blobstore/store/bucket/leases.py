@@ -107,7 +107,6 @@ class Lease:
                 _log.warning("a lease is not renewed: %s", error)
 
     def renew(self) -> None:
-        """Renew it. Raises: as `Bucket.put`."""
         with self._mutex:
             renewed_at = elapsed_s()
             self._write()

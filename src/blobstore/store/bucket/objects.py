@@ -16,7 +16,7 @@ from __future__ import annotations
 import logging
 import os
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from datetime import datetime
 from pathlib import Path
@@ -24,7 +24,6 @@ from pathlib import Path
 from blobstore.errors import (
     BlobStoreError,
     ConflictError,
-    CorruptDataError,
     LimitExceededError,
     ModelNotFoundError,
     NotFoundError,
@@ -32,8 +31,7 @@ from blobstore.errors import (
     UsageError,
 )
 from blobstore.formats.documents import MAX_MANIFEST, Descriptor
-from blobstore.formats.signatures import MAX_FILE, MAX_SIGNATURES, Signature
-from blobstore.formats.strictjson import check_limit
+from blobstore.formats.signatures import MAX_FILE
 from blobstore.io.durable import list_folder, make_folder, os_errors, replace_file
 from blobstore.io.objects import Bucket, ObjectReader, ObjectState, ObjectVersion
 from blobstore.io.ranges import FileReader, OpenReader
@@ -51,7 +49,7 @@ from blobstore.store.ports import (
     wrong_bytes,
 )
 from blobstore.store.references import References
-from blobstore.store.sessions import checked_pieces
+from blobstore.store.sessions import KeptSignatures, checked_pieces
 
 BLOBS = "blobs/"
 MANIFESTS = "manifests/"
@@ -103,7 +101,6 @@ class BucketManifests(Manifests):
         self._modified: dict[ModelName, datetime] = {}
 
     def names(self) -> list[ModelName]:
-        """See `Manifests`. Objects whose keys are not those of a model are left out."""
         pairs = [(model_of(state.key), state) for state in self._bucket.objects(MANIFESTS)]
         self._modified = {name: state.modified for name, state in pairs if name is not None}
         return sorted(self._modified)
@@ -124,7 +121,6 @@ class BucketManifests(Manifests):
         return True
 
     def text(self, name: ModelName) -> bytes:
-        """See `Manifests`. Raises: LimitExceededError for one of over 64 MiB."""
         raw, _ = self.state(name)
         if raw is None:
             message = f"model {str(name)!r} not found in {self._bucket.address}"
@@ -133,13 +129,12 @@ class BucketManifests(Manifests):
         return raw
 
     def texts(self) -> Iterator[tuple[ModelName, bytes | BlobStoreError]]:
-        """See `Manifests`: several at once."""
         names = self.names()
         texts = results_of(names, self.text_or_error, REQUESTS, name="manifests")
         return ((name, raw) for name, raw in zip(names, texts, strict=True) if raw is not None)
 
     def modified_at(self, name: ModelName) -> datetime | None:
-        """See `Manifests`: by the server's clock, as it was listed last."""
+        # By the server's clock, as it was listed last.
         if name not in self._modified:
             self.has(name)
         return self._modified.get(name)
@@ -175,7 +170,6 @@ class BucketBlobs(Blobs):
         self._cache = cache
 
     def open(self, descriptor: Descriptor) -> OpenReader:
-        """See `Blobs`: the server is asked for the blob's size."""
         if self._cache is not None and (cached := self._cache.find(descriptor)) is not None:
             return cached
         key = blob_key(descriptor.digest)
@@ -183,11 +177,10 @@ class BucketBlobs(Blobs):
         return ObjectReader(self._bucket, key, descriptor.size)
 
     def missing(self, descriptors: Iterable[Descriptor]) -> list[Descriptor]:
-        """See `Blobs`: a request for each."""
         return [blob for blob, size in self.sizes(unique(descriptors)) if size != blob.size]
 
     def digests(self) -> set[str]:
-        """See `Blobs`: those that manifests name. Sessions write the others, before a manifest."""
+        # Those that manifests name. Sessions write the others, before a manifest.
         named = References.read(self._manifests.texts(), (), (), None).needed()
         return named & {digest.hex for digest in self.listing()} if named else named
 
@@ -237,54 +230,33 @@ class BucketBlobs(Blobs):
         return True
 
 
-class BucketSignatures:
+class BucketSignatures(KeptSignatures):
     """The signatures of a bucket."""
+
+    at_once = REQUESTS
 
     def __init__(self, bucket: Bucket) -> None:
         self._bucket = bucket
 
-    def read(self, _name: ModelName, digest: Digest) -> list[Signature]:
-        """See `Signatures`. Sorted by the sha256 of their objects."""
-        return results_of(self._keys(digest), self._signature, REQUESTS, name="signatures")
-
-    def add(self, _name: ModelName, digest: Digest, signatures: Sequence[Signature]) -> int:
-        encoded = {
-            _key(digest, raw): raw for raw in (signature.encode() for signature in signatures)
-        }
-        there = set(self._keys(digest))
-        new = {key: raw for key, raw in encoded.items() if key not in there}
-        what = f"{digest} with the new ones"
-        check_limit(what, len(there) + len(new), "signatures", MAX_SIGNATURES, "S1")
-        return sum(results_of(list(new.items()), self._put, REQUESTS, name="signatures"))
-
-    def _put(self, item: tuple[str, bytes]) -> bool:
-        key, raw = item
-        try:
-            self._bucket.put(key, raw, if_absent=True)
-        except ConflictError:  # another process has just added the same one
-            return False
-        return True
-
     def _keys(self, digest: Digest) -> list[str]:
-        """Return the keys of a manifest's signatures, sorted. Raises: LimitExceededError."""
-        folder = f"{SIGNATURES}{digest.hex}/"
-        keys = sorted(state.key for state in self._bucket.objects(folder))
-        digests = [key for key in keys if Digest.from_file_name(f"sha256-{key[len(folder) :]}")]
-        check_limit(f"{digest}", len(digests), "signatures", MAX_SIGNATURES, "S1")
-        return digests
+        names = (
+            Path(state.key).name for state in self._bucket.objects(f"{SIGNATURES}{digest.hex}/")
+        )
+        return sorted(name for name in names if Digest.from_file_name(f"sha256-{name}"))
 
-    def _signature(self, key: str) -> Signature:
-        raw, _ = self._bucket.get(key, limit=MAX_FILE)
-        place = self._bucket.place(key)
-        if Digest.of(raw).hex != key.rpartition("/")[2]:
-            message = f"{place} is damaged: its bytes do not match its name"
-            hint = "Remove the object, and sign or copy the model again."
-            raise CorruptDataError(message, path=place, hint=hint)
-        return Signature.parse(raw, place)
+    def _raw(self, digest: Digest, key: str) -> tuple[bytes, str]:
+        place = f"{SIGNATURES}{digest.hex}/{key}"
+        return self._bucket.get(place, limit=MAX_FILE)[0], self._bucket.place(place)
 
+    def _write(self, digest: Digest, new: Mapping[str, bytes]) -> int:
+        def put(key: str) -> bool:
+            try:
+                self._bucket.put(f"{SIGNATURES}{digest.hex}/{key}", new[key], if_absent=True)
+            except ConflictError:  # another process has just added the same one
+                return False
+            return True
 
-def _key(digest: Digest, raw: bytes) -> str:
-    return f"{SIGNATURES}{digest.hex}/{Digest.of(raw).hex}"
+        return sum(results_of(list(new), put, REQUESTS, name="signatures"))
 
 
 _log = logging.getLogger("blobstore.store.bucket")

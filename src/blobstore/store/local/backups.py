@@ -33,9 +33,9 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from blobstore.errors import BlobStoreError, CorruptDataError, LimitExceededError
+from blobstore.errors import BlobStoreError
 from blobstore.formats.documents import MAX_MANIFEST
-from blobstore.formats.signatures import MAX_FILE, MAX_SIGNATURES, Signature
+from blobstore.formats.signatures import MAX_FILE, Signature
 from blobstore.io.copying import remove_tree
 from blobstore.io.durable import (
     check_one_mount,
@@ -51,6 +51,7 @@ from blobstore.store.local.locks import StoreLock, is_young, refuse_links
 from blobstore.store.local.manifests import DEPTH, walk
 from blobstore.store.ports import Leftover
 from blobstore.store.references import KnownNeeds
+from blobstore.store.sessions import KeptSignatures
 
 _HEX = re.compile(r"[0-9a-f]{64}", re.ASCII)
 _NAME = re.compile(r"sha256-(?P<hex>[0-9a-f]{64})-(?P<size>[0-9]{1,15})", re.ASCII)
@@ -282,40 +283,38 @@ def _size(path: Path) -> int | None:
 
 
 @dataclass(eq=False)
-class SignatureFolder:
+class SignatureFolder(KeptSignatures):
     """The signatures of a store, in ``folder``, which is made with the first one. See `Signatures`.
 
-    Each file is named for the sha256 of its bytes, so several processes add signatures without
-    waiting for each other. A file is durable before it is renamed into place. Ollama does not see
-    them: a name under ``manifests/`` would be a model.
-
-    ``lock``: the store's, shared while signatures are added.
+    A file is durable before it is renamed into place. Ollama does not see them: a name under
+    ``manifests/`` would be a model. ``lock``: the store's, shared while signatures are added.
     """
 
     _folder: Path
     _lock: StoreLock
 
-    def read(self, _name: ModelName, digest: Digest) -> list[Signature]:
-        """See `Signatures`. Sorted by the sha256 of their files."""
-        return [_signature(path) for path in self._files(digest)]
-
-    def add(self, _name: ModelName, digest: Digest, signatures: Sequence[Signature]) -> int:
-        encoded = {
-            Digest.of(raw).hex: raw for raw in (signature.encode() for signature in signatures)
-        }
+    def add(self, name: ModelName, digest: Digest, signatures: Sequence[Signature]) -> int:
         with self._lock.shared():
-            there = {path.name for path in self._files(digest)}
-            new = {name: raw for name, raw in encoded.items() if name not in there}
-            if len(there) + len(new) > MAX_SIGNATURES:
-                message = f"{digest} would have over {MAX_SIGNATURES:,} signatures"
-                raise LimitExceededError(f"limit exceeded: {message}", rule="S1")
-            place = self._folder / digest.hex
+            return super().add(name, digest, signatures)
+
+    def _keys(self, digest: Digest) -> list[str]:
+        place = self._folder / digest.hex
+        refuse_links(self._folder.parent, (self._folder.name, digest.hex))
+        with os_errors("list", place):
+            return [entry.name for entry in list_folder(place) if _HEX.fullmatch(entry.name)]
+
+    def _raw(self, digest: Digest, key: str) -> tuple[bytes, str]:
+        path = self._folder / digest.hex / key
+        return read_own(path, MAX_FILE), str(path)
+
+    def _write(self, digest: Digest, new: Mapping[str, bytes]) -> int:
+        place = self._folder / digest.hex
+        with os_errors("write", place):
             if new:
-                with os_errors("write", place):
-                    make_folder(place)
-                    for name, raw in new.items():
-                        replace_file(place / name, raw, syncs=True)
-                    sync_folder(place)
+                make_folder(place)
+                for name, raw in new.items():
+                    replace_file(place / name, raw, syncs=True)
+                sync_folder(place)
         return len(new)
 
     def find_unneeded(self, needed: AbstractSet[str], kept_s: float) -> Iterator[Leftover]:
@@ -333,23 +332,3 @@ class SignatureFolder:
                         file.stat(follow_symlinks=False).st_size for file in list_folder(path)
                     )
                     yield Leftover(path, nbytes, "signatures of a manifest that no model has")
-
-    def _files(self, digest: Digest) -> list[Path]:
-        """Return the files of a manifest's signatures, sorted. Raises: LimitExceededError."""
-        place = self._folder / digest.hex
-        refuse_links(self._folder.parent, (self._folder.name, digest.hex))
-        with os_errors("list", place):
-            names = [entry.name for entry in list_folder(place) if _HEX.fullmatch(entry.name)]
-        if len(names) > MAX_SIGNATURES:
-            message = f"{place} has {len(names):,} signatures, at most {MAX_SIGNATURES:,}"
-            raise LimitExceededError(f"limit exceeded: {message}", rule="S1", path=str(place))
-        return [place / name for name in names]
-
-
-def _signature(path: Path) -> Signature:
-    raw = read_own(path, MAX_FILE)
-    if Digest.of(raw).hex != path.name:
-        message = f"{path} is damaged: its bytes do not match its name"
-        hint = "Remove the file, and sign or pull the model again."
-        raise CorruptDataError(message, path=str(path), hint=hint)
-    return Signature.parse(raw, str(path))

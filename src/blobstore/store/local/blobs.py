@@ -134,10 +134,6 @@ class BlobFolder(Blobs):
         ]
 
     def open(self, descriptor: Descriptor) -> FileReader:
-        """Return a reader over a blob that has the descriptor's size; its bytes are not checked.
-
-        Raises: as `reader`; CorruptDataError if its size differs, with ``blob``.
-        """
         return of_size(descriptor, self.reader(descriptor.digest))
 
     def reader(self, digest: Digest) -> FileReader:
@@ -160,7 +156,7 @@ class BlobFolder(Blobs):
         raise blob_not_found(digest, str(self.path), hint=hint)
 
     def headers(self, descriptors: Sequence[Descriptor], budget: Budget) -> Sequence[Header | None]:
-        """See `Blobs`; None for a blob that has an old Ollama's name."""
+        # None for a blob that has an old Ollama's name.
         files = [(f"{_START}{blob.digest.hex}", blob.size) for blob in descriptors]
         return headers_in(self.path, files, budget)
 

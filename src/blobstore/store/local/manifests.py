@@ -156,7 +156,6 @@ def _is_manifest(child: Any) -> bool:
 
 
 def _logical(name: ModelName) -> ModelName:
-    """Return a name with its host in ``manifests/`` (manifest/paths.go `normalizeLogicalName`)."""
     return replace(name, host=DEFAULT_HOST) if name.host.lower() == _PUBLIC_HOST else name
 
 

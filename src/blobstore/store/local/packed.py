@@ -57,7 +57,6 @@ class PackedBlobs(Blobs):
         """The indexes of files of several blobs."""
 
     def open(self, descriptor: Descriptor) -> OpenReader:
-        """See `Blobs`. Raises: as `open_of`."""
         return of_size(descriptor, self.open_of(descriptor.digest))
 
     def missing(self, descriptors: Iterable[Descriptor]) -> list[Descriptor]:
@@ -200,7 +199,7 @@ class _Manifests(ManifestFolder):
     """The manifests of packed models."""
 
     def names(self) -> list[ModelName]:
-        """See `Manifests`: none while we may not read our folder; whole models need it not."""
+        # None while we may not read our folder; whole models need it not.
         return _unless_closed(super().names, otherwise=[])
 
 

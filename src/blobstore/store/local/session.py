@@ -138,7 +138,6 @@ class BlobWriter:
         waits: bool = True,
         hashed: Callable[[], None] = lambda: None,
     ) -> None:
-        """See `Writer`. Raises: StorageError (no space, I/O); CorruptDataError."""
         view = memoryview(data).cast("B")
         # Bytes that will be read back are best left in the page cache.
         self._write(offset, view, extra, aligned=aligned and waits)
@@ -153,7 +152,6 @@ class BlobWriter:
             self._stage.work_while(lambda: True)
 
     def _add_read_back(self, begin: int, end: int) -> None:
-        """Let bytes of the file be hashed in their turn."""
         for start in range(begin, end, _READ_BACK):
             length = min(_READ_BACK, end - start)
             self._hash.add(start, Piece(length, partial(self._read_back, start, length)))
@@ -290,7 +288,7 @@ class LocalSession(Session):
         return made[0]
 
     def add(self, descriptor: Descriptor, reader: OpenReader) -> How:
-        """See `Session`. The blob shares a file's blocks or inode if it can, and is hashed."""
+        # It shares a file's blocks or inode if it can, and is hashed.
         key = descriptor.digest.hex
         if descriptor.digest in self._made or self.recall(key, descriptor.size, verify=False):
             return How.THERE

@@ -39,7 +39,7 @@ from blobstore.names import ModelName
 from blobstore.store.local.session import LocalSession
 from blobstore.store.local.store_folder import FolderCare, StoreFolder
 from blobstore.store.packed.files import write_packed
-from blobstore.store.ports import Care, Home, Removal, check_expected, publish_named, unique
+from blobstore.store.ports import Care, Home, Removal, check_expected, unique
 from blobstore.store.transfer import add_missing, keep_for_the_next
 
 
@@ -184,7 +184,7 @@ _log = logging.getLogger(__name__)
 
 
 class Store(StoreFolder, Home):
-    """A content-addressed store of model blobs. See `Home`.
+    """A content-addressed store of model blobs. See `Home`. `whole` unpacks a packed model.
 
     Reading writes nothing, except a cache of summaries in a folder of ours (hints.py). Other
     folders are made by the first write.
@@ -232,7 +232,6 @@ class Store(StoreFolder, Home):
         return stored
 
     def whole(self, name: str | ModelName) -> ModelName:
-        """See `Readable`: a packed model is unpacked first. Raises: as `unpack`."""
         return unpack(self, name).name if self.is_packed(name) else self.find(name)
 
     def target(self, name: str | ModelName) -> ModelName:
@@ -262,50 +261,20 @@ class Store(StoreFolder, Home):
             except BlobStoreError as error:
                 yield name, error.without_traceback()
 
-    def copy(
-        self, source: str | ModelName, target: str | ModelName, *, replace: bool = False
-    ) -> ModelName:
-        """Give a model a second name, and return it as the store spells it; no blob is copied.
-
-        Raises: NotFoundError if the model or one of its blobs is missing; UsageError if another
-        model has the name, unless ``replace``, if both names differ only in case, or a packed model
-        would replace another; AmbiguousNameError; CorruptDataError; StorageError.
-        """
+    def _give_name(self, source: _Name, target: _Name, *, replace: bool, moves: bool) -> ModelName:
         if self.is_packed(source):
-            return self._name_packed(source, target, moves=False)
-        old, new = self._pair(source, target)
-        manifest = self.manifest(old)
-        with self.session() as session:
-            publish_named(session, new, manifest, replace=replace)
-        return new
+            return self._name_packed(source, target, moves=moves)
+        return super()._give_name(source, target, replace=replace, moves=moves)
 
-    def move(
-        self, source: str | ModelName, target: str | ModelName, *, replace: bool = False
-    ) -> ModelName:
-        """Rename a model, and return its new name as the store spells it.
-
-        The new name is durable before the old one is removed. A crash in between leaves both, and
-        the same call completes it; so does an old manifest that can't be read any more. Raises: as
-        `copy`; UsageError if another model has the name, unless ``replace``; StorageError.
-        """
-        if self.is_packed(source):
-            return self._name_packed(source, target, moves=True)
-        old, new = self._pair(source, target)
-        manifest = self.manifest(old)
-        if old == new:
-            return new
-        with self.session() as session:
-            publish_named(session, new, manifest, replace=replace)
-            # Another process may have removed the old name meanwhile, or given it to another model,
-            # which is not ours to remove.
-            with self.names_lock.exclusive(), suppress(NotFoundError):
-                if self.manifests.text(old) == manifest.raw:
-                    self.packed.remove_name(old)  # the whole one does not hide it any more
-                    self.manifests.remove(old)
-                    self.copies.remove(old)
+    def _drop_name(self, name: ModelName, manifest: Manifest) -> None:
+        # Another process may have removed the name meanwhile.
+        with self._lock.shared(), self.names_lock.exclusive(), suppress(NotFoundError):
+            if self.manifests.text(name) == manifest.raw:
+                self.packed.remove_name(name)  # the whole one does not hide it any more
+                self.manifests.remove(name)
+                self.copies.remove(name)
         with suppress(BusyError), self.alone(wait_s=0):
-            self.manifests.remove_empty_folders(old)
-        return new
+            self.manifests.remove_empty_folders(name)
 
     def is_packed(self, name: str | ModelName) -> bool:
         """Return True if the model of that name is packed. Raises: as `find`, but NotFoundError."""
@@ -329,19 +298,6 @@ class Store(StoreFolder, Home):
                 if moves:
                     self.packed.manifests.remove(old)
         return new
-
-    def _pair(self, source: _Name, target: _Name) -> tuple[ModelName, ModelName]:
-        """Return an old and a new name as the store spells them.
-
-        Raises: UsageError if they differ only in case.
-        """
-        source, target = ModelName.of(source), ModelName.of(target)
-        old, new = self.find(source), self.target(target)
-        if old == new and source.path_parts != target.path_parts:
-            message = f"{target} is {old}: names that differ only in case are one model"
-            hint = "To change the case, move it to another name first."
-            raise UsageError(message, model=str(old), hint=hint)
-        return old, new
 
     def remove(self, name: str | ModelName) -> Removal:
         """Remove a model: its manifest first, then those of its blobs that no other model needs.

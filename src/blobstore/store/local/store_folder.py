@@ -210,7 +210,7 @@ class FolderCare(Care):
         self._store.require()
 
     def digests_in_folder(self) -> AbstractSet[str]:
-        """See `Care`: also links and folders in ``blobs/``."""
+        # Also links and folders in ``blobs/``.
         return self._store.blobs.listing().named.keys()
 
     def open(self, digest: str, size: int | None) -> OpenReader:  # noqa: ARG002  # of any size
@@ -318,7 +318,6 @@ class FolderCare(Care):
         forgotten: Sequence[ModelName],
         references: References,
     ) -> int:
-        """See `Care`: blobs are moved to the trash."""
         store = self._store
         manifests = self._manifests(references)
         freed = store.trash.empty()

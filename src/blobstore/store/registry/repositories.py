@@ -314,10 +314,6 @@ class RegistryManifests(Manifests):
         self._repository = repository
 
     def names(self) -> list[ModelName]:
-        """See `Manifests`: those of all repositories of the form NAMESPACE/MODEL.
-
-        Tags of signatures are left out.
-        """
         address = self.api.address("_catalog", query="n=1000")
         budget = Budget(
             f"the list of models at {self._host}", received=_MAX_NAMES, seconds=_NAMES_S
@@ -336,7 +332,7 @@ class RegistryManifests(Manifests):
         return sorted(name for name in models if name is not None)
 
     def stored_name(self, name: ModelName) -> ModelName:
-        """See `Manifests`. A registry tells tags apart by case; a repository is written in one."""
+        # A registry tells tags apart by case; a repository is written in one.
         self._check_host(name)
         if name in self._pinned or self.digest(name) is not None:
             return name
@@ -346,7 +342,7 @@ class RegistryManifests(Manifests):
         return others[0] if others else name
 
     def text(self, name: ModelName) -> bytes:
-        """See `Manifests`. Its blobs are noted as those of the repository."""
+        # Its blobs are noted as those of the repository.
         pinned = self._pinned.get(name)
         address = self._address(name, str(pinned or name.tag))
         with self.api.request(address, _scope(name), _request("GET"), MAX_MANIFEST) as reply:

@@ -9,18 +9,16 @@ from __future__ import annotations
 import logging
 import threading
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from contextlib import AbstractContextManager, closing, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import compress
 from operator import not_
-from typing import Any
 
 from blobstore.errors import BlobStoreError, NotFoundError, RemoteError, UsageError
 from blobstore.formats.documents import Descriptor, Manifest
 from blobstore.formats.oci import check_is_model
-from blobstore.hashing.stage import HashStage
 from blobstore.io.http.client import HttpClient
 from blobstore.io.ranges import Closing, OpenReader
 from blobstore.io.workers import Progress
@@ -33,7 +31,6 @@ from blobstore.store.ports import (
     How,
     Readable,
     Removal,
-    Session,
     check_blob_size,
     check_expected,
     check_reader_size,
@@ -41,7 +38,6 @@ from blobstore.store.ports import (
     other_spelling,
     replaced_id,
     unique,
-    wrong_bytes,
 )
 from blobstore.store.registry.api import Reference, RegistryApi, registry_address, repository_of
 from blobstore.store.registry.logins import AnyLogin, Credentials
@@ -54,7 +50,7 @@ from blobstore.store.registry.repositories import (
     Uploads,
     check_manifest_size,
 )
-from blobstore.store.sessions import Spool, SpooledBlob, SpoolWriter
+from blobstore.store.sessions import SpooledSession
 from blobstore.store.signing.signed_models import SignaturePolicy
 from blobstore.store.transfer import TransferResult, transfer
 
@@ -63,6 +59,8 @@ _log = logging.getLogger("blobstore.store.registry")
 
 class RegistryStore(Closing, Home):
     """A home in a registry. Safe to share between threads; a context manager.
+
+    `remove` removes a tag; the registry removes blobs by its own rules.
 
     ``host``: the registry in the names of its models. ``address``: its web address, if that is
     another. ``client`` is closed with it. ``login`` and ``realms``: see `Authorization`.
@@ -102,7 +100,6 @@ class RegistryStore(Closing, Home):
         self._client.close()
 
     def remove(self, name: str | ModelName) -> Removal:
-        """See `Home`: the tag is removed, and the registry removes blobs by its own rules."""
         stored = self.target(name)
         try:
             blobs = self.manifests.read(stored).descriptors
@@ -112,7 +109,7 @@ class RegistryStore(Closing, Home):
         return Removal((), tuple(unique(blobs)), "the registry removes them itself")
 
 
-class RegistrySession(Session):
+class RegistrySession(SpooledSession):
     """A model on its way to a registry. See `Session`.
 
     Blobs go to the model's repository at once if the model is known from the start, as in a
@@ -123,50 +120,32 @@ class RegistrySession(Session):
     def __init__(
         self, manifests: RegistryManifests, publishing: threading.Lock, name: ModelName | None
     ) -> None:
+        super().__init__()
         self._api = manifests.api
         self._places = manifests.places
         self._manifests = manifests
         self._publishing = publishing
         self._repository = repository_of(name) if name is not None else None
-        self._spool = Spool()
-        self._spooled: dict[Digest, SpooledBlob] = {}
         self._sent: set[Digest] = set()
         self._closed: set[str] = set()
         """Repositories that no blob can be mounted from."""
 
     def missing(self, descriptors: Iterable[Descriptor]) -> list[Descriptor]:
-        """See `Session`: those that can be mounted from another repository are mounted."""
+        # Those that can be mounted from another repository are mounted.
         wanted = unique(descriptors)
         if self._repository is None:
             return wanted
         there = self._api.at_once(wanted, partial(self._is_there, self._repository))
         return list(compress(wanted, map(not_, there)))
 
-    def writer(
-        self,
-        size: int,
-        finished: Callable[[Any], None],
-        stage: HashStage | None = None,  # noqa: ARG002  # hashed when it is complete
-    ) -> SpoolWriter:
-        blob = self._spool.reserve(size)
-        return SpoolWriter(blob, lambda digest: finished(self._keep(digest, blob)))
-
-    def copy(self, reader: OpenReader) -> Descriptor:
-        blob = self._spool.keep(reader)
-        return self._keep(blob.digest(), blob)
-
     def add(self, descriptor: Descriptor, reader: OpenReader) -> How:
-        """See `Session`: sent to the model's repository, else to a temporary file."""
-        check_reader_size(descriptor, reader)
-        if descriptor.digest in self._spooled or descriptor.digest in self._sent:
+        # It is sent to the model's repository, else to a temporary file.
+        if self._repository is None or descriptor.digest in self._spooled:
+            return super().add(descriptor, reader)
+        if descriptor.digest in self._sent:
             return How.THERE
-        if self._repository is not None:
-            self._send(self._repository, descriptor, reader)
-        else:
-            blob = self._spool.keep(reader)
-            if blob.digest() != descriptor.digest:
-                raise wrong_bytes(descriptor, reader)
-            self._keep(descriptor.digest, blob)
+        check_reader_size(descriptor, reader)
+        self._send(self._repository, descriptor, reader)
         return How.COPIED
 
     def publish(
@@ -240,13 +219,6 @@ class RegistrySession(Session):
         Uploads(self._api, repository).send(blob, reader)
         self._places.note(repository, [blob])
         self._sent.add(blob.digest)
-
-    def _keep(self, digest: Digest, blob: SpooledBlob) -> Descriptor:
-        self._spooled[digest] = blob
-        return Descriptor(media_type="", digest=digest, size=blob.size)
-
-    def close(self) -> None:
-        self._spool.close()
 
 
 _CONNECTIONS = 16
