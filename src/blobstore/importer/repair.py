@@ -43,7 +43,7 @@ from blobstore.names import Digest, ModelName
 from blobstore.source.addresses import OpenSource, Source, open_folder
 from blobstore.source.inventory import Inventory, read_model
 from blobstore.store.care.checks import BlobChecks, Users
-from blobstore.store.care.verify import manifest_bytes, read_manifest
+from blobstore.store.care.verify import read_manifest
 from blobstore.store.local.session import LocalSession
 from blobstore.store.local.store import Store, open_store
 from blobstore.store.ports import Finished
@@ -255,7 +255,7 @@ def repair_model(
     store = open_store(store)
     full = store.manifests.stored_name(ModelName.of(name))
     workers = threads(jobs)
-    before = manifest_bytes(store, full)
+    before = store.manifests.raw(full) or b""
     manifest, is_restored = _manifest(store, full)
     with store.session() as session:
         checks = _check_blobs(store, full, manifest, workers, progress)
@@ -333,7 +333,7 @@ def _restore(session: LocalSession, name: ModelName, manifest: Manifest, before:
 
 def _strangeness(copy: Manifest, store: Store, name: ModelName) -> tuple[int, int]:
     missing = sum(not store.blobs.has(blob.digest, blob.size) for blob in copy.descriptors)
-    return -sum(map(eq, copy.raw, manifest_bytes(store, name))), missing
+    return -sum(map(eq, copy.raw, store.manifests.raw(name) or b"")), missing
 
 
 def _check_blobs(

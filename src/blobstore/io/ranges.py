@@ -189,6 +189,17 @@ class BytesReader(OpenReader):
         buffer[:] = self._data[offset : offset + len(buffer)]
 
 
+def fill(fd: int, offset: int, buffer: memoryview) -> int:
+    """Fill a buffer from an open file; return the bytes filled: fewer only at its end.
+
+    Raises: OSError.
+    """
+    filled = 0
+    while filled < len(buffer) and (count := os.preadv(fd, [buffer[filled:]], offset + filled)):
+        filled += count
+    return filled
+
+
 @dataclass(frozen=True, slots=True)
 class Segment:
     """``size`` bytes, which are those of the reader that ``open`` returns, from ``offset`` on."""
@@ -325,16 +336,12 @@ class FileReader(SourceReader):
             os.posix_fadvise(self._fd, 0, 0, os.POSIX_FADV_SEQUENTIAL)
 
     def readinto(self, offset: int, buffer: memoryview) -> None:
-        wanted = len(buffer)
-        filled = 0
-        while filled < wanted:
-            try:
-                count = os.preadv(self._fd, [buffer[filled:]], offset + filled)
-            except OSError as error:
-                raise from_os_error(error, "read", self.name) from error
-            if count == 0:
-                raise self._short(offset, wanted)
-            filled += count
+        try:
+            nbytes = fill(self._fd, offset, buffer)
+        except OSError as error:
+            raise from_os_error(error, "read", self.name) from error
+        if nbytes < len(buffer):
+            raise self._short(offset, len(buffer))
 
     def read(self, offset: int, length: int) -> bytes:
         self._check(offset, length)

@@ -102,7 +102,6 @@ def _encode(hints: Iterable[tuple[str, str]]) -> bytes:
 
 @contextmanager
 def _writing(path: Path) -> Iterator[None]:
-    """Log the failures of a block that writes a file."""
     try:
         with os_errors("write", path):
             yield

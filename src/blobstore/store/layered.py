@@ -165,12 +165,13 @@ class LayeredStore(Home):
 
     ``copies_up``: the upper home gets all blobs of a model that is written, also those that a lower
     one has.
+
+    Raises: UsageError if one store is given twice.
     """
 
     manifests: _Manifests
 
     def __init__(self, upper: Home, lower: Sequence[Readable], *, copies_up: bool = False) -> None:
-        """Raises: UsageError if one store is given twice."""
         self._upper = upper
         self.lower = tuple(lower)
         self.address = upper.address

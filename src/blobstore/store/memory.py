@@ -8,7 +8,8 @@ from __future__ import annotations
 import threading
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping
-from contextlib import AbstractContextManager, closing, nullcontext
+from contextlib import AbstractContextManager, closing
+from dataclasses import dataclass, field
 
 from blobstore.errors import ModelNotFoundError
 from blobstore.formats.documents import Descriptor, Manifest
@@ -30,9 +31,9 @@ from blobstore.store.ports import (
 from blobstore.store.sessions import KeptSignatures, SpooledSession
 
 
+@dataclass(eq=False)
 class _Blobs(Blobs):
-    def __init__(self) -> None:
-        self.all: dict[Digest, bytes] = {}
+    all: dict[Digest, bytes] = field(default_factory=dict)
 
     def open(self, descriptor: Descriptor) -> BytesReader:
         data = self.all.get(descriptor.digest)
@@ -49,9 +50,9 @@ class _Blobs(Blobs):
         return {digest.hex for digest in list(self.all)}
 
 
+@dataclass(eq=False)
 class _Manifests(Manifests):
-    def __init__(self) -> None:
-        self.all: dict[ModelName, bytes] = {}
+    all: dict[ModelName, bytes] = field(default_factory=dict)
 
     def names(self) -> list[ModelName]:
         return sorted(self.all)
@@ -63,9 +64,9 @@ class _Manifests(Manifests):
         return raw
 
 
+@dataclass(eq=False)
 class _Signatures(KeptSignatures):
-    def __init__(self) -> None:
-        self.all: dict[Digest, dict[str, bytes]] = defaultdict(dict)
+    all: dict[Digest, dict[str, bytes]] = field(default_factory=lambda: defaultdict(dict))
 
     def _keys(self, digest: Digest) -> list[str]:
         return sorted(self.all[digest])
@@ -126,8 +127,7 @@ class _Session(SpooledSession):
             check_expected(name, manifests.all.get(name), expected)
             created = {blob.digest for blob in blobs.missing(named)}
             new = {digest: self._data(digest) for digest in created & self._spooled.keys()}
-            after = _Blobs()
-            after.all = blobs.all | new
+            after = _Blobs(blobs.all | new)
             for descriptor in named:
                 after.open(descriptor)
             blobs.all = after.all
@@ -139,6 +139,7 @@ class MemoryStore(Home):
     """A home in memory. Safe to share between threads."""
 
     address = "memory"
+    open_blobs_stay = True
 
     def __init__(self) -> None:
         self.mutex = threading.Lock()
@@ -153,10 +154,6 @@ class MemoryStore(Home):
         name: ModelName | None = None,  # noqa: ARG002  # all blobs are in one place
     ) -> AbstractContextManager[_Session]:
         return closing(_Session(self))
-
-    def lease(self) -> AbstractContextManager[bool]:
-        """See `Home`: an open blob stays in memory."""
-        return nullcontext(True)  # noqa: FBT003  # what the block gets
 
     def remove(self, name: str | ModelName) -> Removal:
         stored = self.find(name)

@@ -200,8 +200,8 @@ class Readable:
     ``address``: where it is, for messages. ``root``: the folder of a home in a folder. ``packed``:
     models whose blobs are kept compressed. ``lower``: homes below this one
     (layered.py), which are only read. ``shares``: the registries that have its models.
-    ``has_cache``: whether `prefetch` brings blobs near. ``newer``: the models that only newer
-    Ollamas read.
+    ``has_cache``: whether `prefetch` brings blobs near. ``open_blobs_stay``: whether open blobs can
+    be read on without a lease. ``newer``: the models that only newer Ollamas read.
     """
 
     address: str
@@ -215,6 +215,7 @@ class Readable:
     results: ResultFolder | None = None
     shares: ShareHints | None = None
     has_cache: bool = False
+    open_blobs_stay: bool = False
     newer: OtherModels | None = None
 
     def __repr__(self) -> str:
@@ -260,7 +261,7 @@ class Readable:
 
     def lease(self) -> AbstractContextManager[bool]:
         """Keep blobs from being removed while they are read; yield whether the home can do that."""
-        return nullcontext(False)  # noqa: FBT003  # what the block gets
+        return nullcontext(self.open_blobs_stay)
 
     def prefetch(self, descriptors: Iterable[Descriptor]) -> None:
         """Fetch blobs into the home's cache, in the given order; without a cache, do nothing.
@@ -466,7 +467,6 @@ class Care:
         return {}
 
     def files_nbytes(self) -> int:
-        """Return the bytes of packed files."""
         return 0
 
     def trash_nbytes(self) -> int:
@@ -542,10 +542,8 @@ def all_names(home: Readable) -> list[ModelName]:
 
 def id_of(home: Readable, name: ModelName) -> Digest | None:
     """Return a model's ID; None if there is no such model, or its manifest can't be read."""
-    try:
-        return Digest.of(home.manifests.text(name))
-    except BlobStoreError:
-        return None
+    text = home.manifests.text_or_error(name)
+    return Digest.of(text) if isinstance(text, bytes) else None
 
 
 def replaced_id(before: Digest | None, now: Digest) -> Digest | None:

@@ -5,7 +5,6 @@ See ports.py.
 
 from __future__ import annotations
 
-import os
 import tempfile
 import threading
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -30,7 +29,7 @@ from blobstore.formats.strictjson import check_limit
 from blobstore.hashing import Bytes
 from blobstore.hashing.stage import HashStage
 from blobstore.io.durable import os_errors, write_all_at
-from blobstore.io.ranges import BytesReader, OpenReader
+from blobstore.io.ranges import BytesReader, OpenReader, fill
 from blobstore.io.workers import results_of
 from blobstore.names import Digest, ModelName
 
@@ -88,11 +87,11 @@ class Writer(Protocol):
         Raises: StorageError.
         """
 
-    def release(self) -> None:
-        """Call ``hashed`` for all buffers that wait, because the blob will not be finished."""
-
     def close(self) -> None:
-        """Discard an unfinished blob; a second call does nothing."""
+        """Discard an unfinished blob, and call ``hashed`` for all buffers that wait.
+
+        A second call does nothing.
+        """
 
 
 class Intake(Protocol):
@@ -438,12 +437,9 @@ class SpooledBlob(OpenReader):
 
     def readinto(self, offset: int, buffer: memoryview) -> None:
         self._check(offset, len(buffer))
-        while buffer:
-            with os_errors("read", self.name):
-                count = os.preadv(self._fd, [buffer], self._begin + offset)
-            if not count:
+        with os_errors("read", self.name):
+            if fill(self._fd, self._begin + offset, buffer) < len(buffer):
                 raise self._short(offset, len(buffer))
-            buffer, offset = buffer[count:], offset + count
 
 
 class SpoolWriter:
@@ -475,10 +471,8 @@ class SpoolWriter:
         if is_complete:
             self._finished(self._blob.digest(HashStage()))
 
-    def release(self) -> None:
+    def close(self) -> None:
         """Do nothing: no buffer waits."""
-
-    close = release
 
 
 class SpooledSession(Session):

@@ -21,9 +21,8 @@ from __future__ import annotations
 import gzip
 import os
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from typing import IO, BinaryIO
 
@@ -76,7 +75,8 @@ from blobstore.store.ports import (
 )
 from blobstore.store.sessions import Spool
 
-_PREFIX = blob_path(Digest("0" * 64))[:-64]
+_HEX = 64
+_PREFIX = blob_path(Digest("0" * _HEX))[:-_HEX]
 _GZIP_MAGIC = b"\x1f\x8b"
 _MAX_PLAIN = 2**32
 _MAX_RATIO = 200
@@ -123,10 +123,10 @@ class StreamedContents(Contents):
     """A tar from a pipe or a compressed file, plain in a temporary file as far as it was read.
 
     It is read to its end while its headers are: so one that is not valid takes no more room.
+    ``said``: the bytes of the tar, if a seek table says so.
     """
 
     def __init__(self, name: str, file: IO[bytes], said: int | None = None) -> None:
-        """``said``: the bytes of the tar, if a seek table says so."""
         self._said = said
         self._spool = Spool()
         self._plain = self._spool.reserve(0)
@@ -331,10 +331,10 @@ class _TarScan:
         return CorruptDataError(message, rule="A1", path=self._what)
 
 
+@dataclass(eq=False)
 class _Blobs(Blobs):
-    def __init__(self, contents: Contents, members: Mapping[str, Member]) -> None:
-        self._contents = contents
-        self._members = members
+    _contents: Contents
+    _members: Mapping[str, Member]
 
     def open(self, descriptor: Descriptor) -> OpenReader:
         member = self._members.get(blob_path(descriptor.digest))
@@ -351,9 +351,8 @@ class _Blobs(Blobs):
         return [blob for blob, member in members if member is None or member.size != blob.size]
 
     def digests(self) -> set[str]:
-        length = len(_PREFIX) + 64
-        paths = [path for path in self._members if len(path) == length]
-        return {path.removeprefix(_PREFIX) for path in paths if path.startswith(_PREFIX)}
+        paths = (path for path in self._members if path.startswith(_PREFIX))
+        return {digest for path in paths if len(digest := path.removeprefix(_PREFIX)) == _HEX}
 
 
 class FixedManifests(Manifests):
@@ -395,9 +394,9 @@ class Archive(Closing, Readable):
 
     blobs: _Blobs
     manifests: FixedManifests
+    open_blobs_stay = True  # an archive is not changed in place
 
     def __init__(self, contents: Contents, name: ModelName | None = None) -> None:
-        """Raises: as `open_archive`."""
         self.address = contents.name
         self._contents = contents
         self._members = _TarScan(contents).members()
@@ -423,11 +422,6 @@ class Archive(Closing, Readable):
             raise CorruptDataError(message, rule="A2", path=self.address)
         check_limit(f"{path} of {self.address}", member.size, "bytes", MAX_INDEX, "A2")
         return MemberReader(self._contents, member, path).read(0, member.size)
-
-    @contextmanager
-    def lease(self) -> Iterator[bool]:
-        """See `Readable`: an archive is not changed in place."""
-        yield True
 
     def close(self) -> None:
         """Close the file. Arrays of models that were opened stay valid."""

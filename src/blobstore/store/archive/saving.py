@@ -232,7 +232,6 @@ class NewArchive(Intake):
         return Digest(stream.digest().hex())
 
     def _put(self, batch: memoryview, hash_it: Callable[[], object]) -> None:
-        """Write a batch, while ``hash_it`` runs, too."""
         jobs: list[Callable[[], Any]] = [hash_it]
         frames = []
         if self._compresses:

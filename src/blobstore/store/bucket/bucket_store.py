@@ -109,6 +109,8 @@ class BucketStore(Home):
     ``lease_s``: seconds for which a session's lease counts after each renewal. ``wait_s``: how long
     a session waits for a clean-up (None: as long as one may take), and a clean-up for sessions.
     ``cache``: where blobs are kept that `prefetch` brings. Others are read into memory.
+
+    Raises: UsageError for a lease that is longer than an hour.
     """
 
     blobs: BucketBlobs
@@ -123,7 +125,6 @@ class BucketStore(Home):
         lease_s: float = LEASE_S,
         wait_s: float | None = None,
     ) -> None:
-        """Raises: UsageError for a lease that is longer than an hour."""
         if not 0 < lease_s <= LONGEST_LEASE_S:
             raise UsageError(f"invalid lease: {lease_s!r} seconds", hint="Use at most 3600.")
         self.address = bucket.address
@@ -188,12 +189,13 @@ class BucketSession(Session):
     What was made is noted in ``.blobstore/made/<key>``, a digest and a size, so that workers on
     other machines find it. A note is written after its blob, many at a time. A killed session loses
     those that it has not written yet, and their blobs are made again.
+
+    Raises: as `open_lease`.
     """
 
     remembers = True
 
     def __init__(self, home: BucketStore) -> None:
-        """Raises: as `open_lease`."""
         self._home = home
         self._bucket = home.bucket
         self._lease = open_lease(home.bucket, home.lease_s, home.wait_s)
@@ -206,7 +208,6 @@ class BucketSession(Session):
         self._flushed_at = time.monotonic()
 
     def _write(self, blob: Descriptor, reader: OpenReader) -> Descriptor:
-        """Write a blob, unless it is there. Raises: as `BucketBlobs.write`."""
         if blob.digest in self._there:
             return blob
         with self._large if blob.size > SMALL else nullcontext():

@@ -84,10 +84,12 @@ def _is_refused(write: Callable[[], object]) -> bool:
 
 
 class Lease:
-    """The lease of a session, which a thread renews until it is closed."""
+    """The lease of a session, which a thread renews until it is closed.
+
+    Raises: as `Bucket.put`.
+    """
 
     def __init__(self, bucket: Bucket, lease_s: float, key: str | None = None) -> None:
-        """Raises: as `Bucket.put`."""
         self.key = key or f"{LEASES}{os.urandom(12).hex()}"
         self.lease_s = lease_s
         self._bucket = bucket
@@ -166,7 +168,6 @@ class LeaseState:
         return cls(str(holder)[:300], modified, bounded)
 
     def is_live(self, now: datetime) -> bool:
-        """Return True if it counts at a time of the server's clock."""
         return now - self.modified < timedelta(seconds=self.lease_s)
 
 
@@ -235,11 +236,12 @@ def _prune_error(bucket: Bucket, running: LeaseState | None) -> BusyError:
 class SweepLease(Lease):
     """The lease of a clean-up: at most one counts at a time, and no session's at the same time.
 
-    Its object stays when it has ended.
+    Its object stays when it has ended. ``now``: the server's time.
+
+    Raises: BusyError while another clean-up runs.
     """
 
     def __init__(self, bucket: Bucket, lease_s: float, now: datetime) -> None:
-        """``now``: the server's time. Raises: BusyError while another clean-up runs."""
         self._version, running = read_sweep(bucket)
         if running is not None and running.is_live(now):
             raise _prune_error(bucket, running)

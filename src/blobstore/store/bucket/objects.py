@@ -18,6 +18,7 @@ import os
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
+from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
 
@@ -93,12 +94,12 @@ def model_of(key: str) -> ModelName | None:
     return ModelName.of_path(key.removeprefix(MANIFESTS).split("/"))
 
 
+@dataclass(eq=False)
 class BucketManifests(Manifests):
     """The manifests of a bucket, and when each was written, as far as that was asked."""
 
-    def __init__(self, bucket: Bucket) -> None:
-        self._bucket = bucket
-        self._modified: dict[ModelName, datetime] = {}
+    _bucket: Bucket
+    _modified: dict[ModelName, datetime] = field(default_factory=dict)
 
     def names(self) -> list[ModelName]:
         pairs = [(model_of(state.key), state) for state in self._bucket.objects(MANIFESTS)]
@@ -106,14 +107,12 @@ class BucketManifests(Manifests):
         return sorted(self._modified)
 
     def strays(self) -> list[ObjectState]:
-        """Return the objects among the manifests whose keys are not those of models."""
         return [state for state in self._bucket.objects(MANIFESTS) if model_of(state.key) is None]
 
     def stored_name(self, name: ModelName) -> ModelName:
         return name if self.has(name) else name_among(self.names(), name)
 
     def has(self, name: ModelName) -> bool:
-        """Return True if the bucket has a model of exactly this name."""
         try:
             self._modified[name] = self._bucket.head(manifest_key(name)).modified
         except NotFoundError:
@@ -157,17 +156,15 @@ class BucketManifests(Manifests):
         self._modified.pop(name, None)
 
 
+@dataclass(eq=False)
 class BucketBlobs(Blobs):
     """The blobs of a bucket; a ``cache`` keeps some of them."""
 
     headers_at_once = REQUESTS
 
-    def __init__(
-        self, bucket: Bucket, manifests: BucketManifests, cache: BlobCache | None = None
-    ) -> None:
-        self._bucket = bucket
-        self._manifests = manifests
-        self._cache = cache
+    _bucket: Bucket
+    _manifests: BucketManifests
+    _cache: BlobCache | None = None
 
     def open(self, descriptor: Descriptor) -> OpenReader:
         if self._cache is not None and (cached := self._cache.find(descriptor)) is not None:
@@ -185,19 +182,16 @@ class BucketBlobs(Blobs):
         return named & {digest.hex for digest in self.listing()} if named else named
 
     def size(self, digest: Digest) -> int | None:
-        """Return the size of the object of a blob, None if it is missing."""
         try:
             return self._bucket.head(blob_key(digest)).size
         except NotFoundError:
             return None
 
     def sizes(self, blobs: Sequence[Descriptor]) -> list[tuple[Descriptor, int | None]]:
-        """Return each blob with the size of its object, None if it is missing."""
         sizes = results_of([blob.digest for blob in blobs], self.size, REQUESTS, name="sizes")
         return list(zip(blobs, sizes, strict=True))
 
     def listing(self) -> dict[Digest, ObjectState]:
-        """Return the objects of all blobs. Other objects are left out."""
         pairs = ((digest_in(state.key), state) for state in self._bucket.objects(BLOBS))
         return {digest: state for digest, state in pairs if digest is not None}
 
@@ -230,13 +224,12 @@ class BucketBlobs(Blobs):
         return True
 
 
+@dataclass(eq=False)
 class BucketSignatures(KeptSignatures):
     """The signatures of a bucket."""
 
+    _bucket: Bucket
     at_once = REQUESTS
-
-    def __init__(self, bucket: Bucket) -> None:
-        self._bucket = bucket
 
     def _keys(self, digest: Digest) -> list[str]:
         names = (
@@ -279,10 +272,11 @@ class BlobCache:
     removes blobs; others read meanwhile. What a killed process has fetched is hashed again and
     used. A folder that was not made as a cache is refused: removing blobs from a store would lose
     models. Safe to share between threads.
+
+    Raises: UsageError for a folder that is something else; StorageError.
     """
 
     def __init__(self, folder: str | os.PathLike[str], limit: int = CACHE_NBYTES) -> None:
-        """Raises: UsageError for a folder that is something else; StorageError."""
         if Path(folder).is_file():
             raise StorageError(f"the cache {folder} is not a folder", path=os.fspath(folder))
         self.store = Store(folder)

@@ -84,10 +84,6 @@ class _Opened:
         return any(use.media_type == TENSOR_MEDIA_TYPE for use in self.uses)
 
     @property
-    def is_document(self) -> bool:
-        return not self.is_tensor and self.reader.size <= MAX_CONFIG
-
-    @property
     def name(self) -> str:
         """A name that a manifest gives the blob, else ""."""
         return next((use.name for use in self.uses if use.name), "")
@@ -269,7 +265,11 @@ class BlobChecks:
     def _hash(
         self, opened: Sequence[_Opened], progress: Progress, stop: threading.Event | None
     ) -> None:
-        wanted = [blob for blob in opened if not self.quick or blob.is_document]
+        wanted = [
+            blob
+            for blob in opened
+            if not (self.quick and (blob.is_tensor or blob.reader.size > MAX_CONFIG))
+        ]
         small = [(blob, data) for blob in wanted if (data := _read_whole(blob)) is not None]
         digests = hashing.digests([data for _, data in small])
         for (blob, _), raw in zip(small, digests, strict=True):
@@ -294,7 +294,6 @@ class BlobChecks:
 
 
 def _read_whole(blob: _Opened) -> memoryview | None:
-    """Read a small blob, and return its bytes; None if it is large or can't be read."""
     if blob.reader.size <= SMALL:
         data = memoryview(bytearray(blob.reader.size))
         try:

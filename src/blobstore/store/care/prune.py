@@ -195,7 +195,6 @@ def _without_blobs(
 
 
 def _unneeded_blobs(care: Care, digests: AbstractSet[str]) -> list[UnneededBlob]:
-    """Return those blobs that are there, sorted by digest."""
     states, now = care.states(digests), care.now()
     return [
         UnneededBlob(Digest(digest), state.size, now - state.modified, state.path)

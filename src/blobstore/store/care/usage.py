@@ -101,7 +101,6 @@ def _packed_usage(
 
 
 def _needed_and_shared(references: References) -> tuple[dict[str, int], set[str]]:
-    """Return the sizes of the blobs that models need, and the blobs that several need."""
     needed: dict[str, int] = {}
     shared: set[str] = set()
     for needs in references.each():

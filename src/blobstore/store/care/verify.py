@@ -23,18 +23,10 @@ from blobstore.io.workers import Progress, start_progress, threads
 from blobstore.names import Digest, ModelName
 from blobstore.store.care.checks import BlobChecks, Users
 from blobstore.store.places import StorePlace, opened_store
-from blobstore.store.ports import Care, OddFile, Readable
+from blobstore.store.ports import Care, OddFile, Readable, id_of
 
 # A manifest that differs in so few bytes was not replaced: a digest alone has 64 hex digits.
 _FEW_BYTES = 16
-
-
-def manifest_bytes(home: Readable, name: ModelName) -> bytes:
-    """Return the bytes of a manifest, b"" if it is gone or can't be read."""
-    try:
-        return home.manifests.text(name)
-    except BlobStoreError:
-        return b""
 
 
 def read_manifest(
@@ -196,7 +188,7 @@ def verify(
     return VerifyResult(
         sum(len(run.chosen) for run in runs),
         sum(run.checks.hashed for run in runs),
-        tuple(blob for run in runs for blob in run.damaged()),
+        tuple(blob for run in runs for blob in _damaged_blobs(run.checks)),
         tuple(model for run in runs for model in run.broken()),
         tuple(odd for run in runs for odd in run.odd()),
     )
@@ -257,9 +249,6 @@ class _Run:
             if users_of is None or difference(raw, self.care.copies(name)):
                 self._suspects.append(name)
 
-    def damaged(self) -> Iterator[DamagedBlob]:
-        yield from _damaged_blobs(self.checks)
-
     def broken(self) -> Iterator[BrokenManifest]:
         """Yield the models that are still broken, and those with two tensors of one name."""
         reasons: dict[ModelName, str] = {}
@@ -284,8 +273,8 @@ def _damaged_blobs(checks: BlobChecks) -> Iterator[DamagedBlob]:
     @cache
     def current(users: Users) -> tuple[ModelName, ...]:
         names = dict.fromkeys(users.names)  # a user may have asked for one twice
-        kept = [name for name in names if _key(manifest_bytes(checks.care.home, name)) == users.key]
-        return tuple(sorted(kept))
+        digest, home = Digest(users.key.hex()), checks.care.home
+        return tuple(sorted(name for name in names if id_of(home, name) == digest))
 
     @cache  # thousands of blobs may be of the same models: equal unions are one tuple
     def union(parts: tuple[tuple[ModelName, ...], ...]) -> tuple[ModelName, ...]:

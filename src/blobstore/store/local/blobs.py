@@ -12,7 +12,7 @@ import stat
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
@@ -198,26 +198,6 @@ class Stamp(NamedTuple):
     def of(cls, status: os.stat_result) -> Stamp:
         return cls(status.st_ino, status.st_mtime_ns)
 
-    @property
-    def is_sure(self) -> bool:
-        """True if a later write would change it: the file system's clock is fine enough."""
-        return not is_coarse(self.mtime_ns)
-
-
-@dataclass(frozen=True, slots=True)
-class FinishedBlob:
-    """A complete blob: its digest, its size in bytes, the folder of its file, the file's stamp."""
-
-    digest: Digest
-    size: int
-    folder: Path
-    stamp: Stamp
-
-    @property
-    def path(self) -> Path:
-        """Its file, in a session's folder or in the store's."""
-        return self.folder / self.digest.file_name
-
 
 # A blob gets a new time from this age on, before it is used: Ollama spares young ones.
 _OLD_S = 30 * 60
@@ -245,70 +225,71 @@ def kept_young(blob: FinishedBlob) -> FinishedBlob | None:
     if blob.stamp.mtime_ns > old_ns():
         return blob
     try:
-        return replace(blob, stamp=renew(os.fspath(blob.path)))
+        return blob._replace(stamp=renew(os.fspath(blob.path)))
     except OSError:  # it is another user's, or has just been removed: it is made again
         return None
 
 
 _ENTRY = re.compile(
-    r"([0-9a-f]{64}) ([0-9]{1,15}) ([0-9]{1,20}) ([0-9]{1,20}) (durable|waiting)", re.ASCII
+    r"([0-9a-f]{64}) ([0-9]{1,15}) ([1-9][0-9]{0,19}) ([0-9]{1,20}) (durable|waiting)", re.ASCII
 )
+NAMED = Stamp(0, 0)
+"""The stamp of a blob whose bytes are those of its name, because only such are kept (locks.py)."""
 
 
-class MadeBlob(NamedTuple):
-    """A blob that was made; a tuple, because an import may have 100,000 of them.
+class FinishedBlob(NamedTuple):
+    """A complete blob: its digest, its size in bytes, the folder of its file, the file's stamp.
 
-    ``is_durable``: neither a write error nor a power cut can change the blob any more. ``stamp`` is
-    None if its name alone says so (locks.py).
+    ``is_durable``: neither a write error nor a power cut can change the blob any more. A tuple,
+    because an import may have 100,000 of them.
     """
 
     digest: Digest
     size: int
-    stamp: Stamp | None
+    folder: Path
+    stamp: Stamp
     is_durable: bool = True
 
+    @property
+    def path(self) -> Path:
+        """Its file, in a session's folder or in the store's."""
+        return self.folder / self.digest.file_name
+
     def encode(self) -> str:
-        inode, mtime_ns = self.stamp or (0, 0)
         state = "durable" if self.is_durable else "waiting"
-        return f"{self.digest.hex} {self.size} {inode} {mtime_ns} {state}"
+        return f"{self.digest.hex} {self.size} {self.stamp.inode} {self.stamp.mtime_ns} {state}"
 
     @classmethod
-    def parse(cls, text: str) -> MadeBlob | None:
+    def parse(cls, text: str, folder: Path) -> FinishedBlob | None:
         if (match := _ENTRY.fullmatch(text)) is None:
             return None
         digest, size, inode, mtime_ns, state = match.groups()
         stamp = Stamp(int(inode), int(mtime_ns))
-        return cls(Digest(digest), int(size), stamp, state == "durable")
+        return cls(Digest(digest), int(size), folder, stamp, state == "durable")
 
-    def at(
-        self,
-        folder: Path,
-        stage: HashStage,
-        *,
-        verify: bool,
-    ) -> FinishedBlob | None:
-        """Return the blob in ``folder`` if it has the bytes of this one, else None.
+    def checked(self, stage: HashStage, *, verify: bool) -> FinishedBlob | None:
+        """Return the blob as it is in its folder, durable, or None if it has other bytes now.
 
         It is hashed unless it was durable and its stamp is the same, and always with ``verify``.
         ``stage``: where. It is written back before, and hashed from the disk: the error of a
         failed write may have been reported to other processes only.
         """
-        path = folder / self.digest.file_name
+        path = self.path
         if not os.path.lexists(path):  # as most of a hundred thousand
             return None
         try:
             with FileReader(path, follow=False) as reader:
                 stamp = Stamp.of(reader.status())
-                is_same = self.stamp is None or (stamp == self.stamp and stamp.is_sure)
+                is_same = stamp == self.stamp and not is_coarse(stamp.mtime_ns)
                 if reader.size != self.size:
                     return None
-                if verify or not (self.is_durable and is_same):
+                if verify or not (self.is_durable and (is_same or self.stamp == NAMED)):
                     with os_errors("write back", path):
                         write_back(reader.fileno())
                     reader.read_ahead()
                     if reader.digest(stage) != self.digest:
                         return None
-                return FinishedBlob(self.digest, self.size, folder, stamp)
+                return self._replace(stamp=stamp, is_durable=True)
         except NotFoundError:
             return None
         except BlobStoreError as error:

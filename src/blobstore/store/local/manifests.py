@@ -176,15 +176,17 @@ class ManifestFolder(Manifests):
 
         Links, and files at another depth or with invalid names, are not models.
         """
-        return sorted(
-            name
-            for path, is_link in self._entries()
-            if not is_link and (name := self.name_of(path)) is not None
-        )
+        entries = (Path(entry.path) for level, entry in self._walk(DEPTH) if _is_file(level, entry))
+        return sorted(filter(None, map(self.name_of, entries)))
 
     def strays(self) -> list[Path]:
         """Return files with invalid names, and links: they may be manifests, but are not models."""
-        return [path for path, is_link in self._entries() if is_link or not self.name_of(path)]
+        return [
+            Path(entry.path)
+            for level, entry in self._walk(DEPTH)
+            if entry.is_symlink()
+            or (_is_file(level, entry) and self.name_of(Path(entry.path)) is None)
+        ]
 
     def walk(self) -> Iterator[Path]:
         """Yield every file and link below ``manifests/``, sorted; links are not followed.
@@ -198,13 +200,6 @@ class ManifestFolder(Manifests):
 
     def name_of(self, path: Path) -> ModelName | None:
         return ModelName.of_path(path.relative_to(self.path).parts)
-
-    def _entries(self) -> Iterator[tuple[Path, bool]]:
-        """Yield files at the level of manifests, and links at any; and whether it is a link."""
-        for level, entry in self._walk(DEPTH):
-            is_link = entry.is_symlink()
-            if is_link or (level == DEPTH and entry.is_file(follow_symlinks=False)):
-                yield Path(entry.path), is_link
 
     def _walk(self, depth: int) -> Iterator[tuple[int, os.DirEntry[str]]]:
         """Yield as `walk`. Raises: StorageError, also if ``manifests/`` is a dangling link."""
@@ -404,6 +399,10 @@ def _rename(temporary: Path, path: Path) -> None:
             make_folder(path.parent)
         else:
             return
+
+
+def _is_file(level: int, entry: os.DirEntry[str]) -> bool:
+    return level == DEPTH and entry.is_file(follow_symlinks=False)
 
 
 def walk(folder: Path, depth: int, level: int = 1) -> Iterator[tuple[int, os.DirEntry[str]]]:

@@ -13,6 +13,7 @@ import errno
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Set as AbstractSet
 from contextlib import AbstractContextManager, suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
 
@@ -48,13 +49,15 @@ from blobstore.store.references import Needs, References, needs_of
 _MANY_NAME = re.compile(r"many-[0-9a-f]{64}", re.ASCII)
 
 
+@dataclass(eq=False)
 class PackedBlobs(Blobs):
-    """The packed files of a store, as the plain bytes of their blobs. See `Blobs`."""
+    """The packed files of a store, as the plain bytes of their blobs. See `Blobs`.
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self._many: dict[str, PackedIndex] = {}
-        """The indexes of files of several blobs."""
+    ``_many``: the indexes of files of several blobs.
+    """
+
+    path: Path
+    _many: dict[str, PackedIndex] = field(default_factory=dict)
 
     def open(self, descriptor: Descriptor) -> OpenReader:
         return of_size(descriptor, self.open_of(descriptor.digest))
@@ -353,7 +356,6 @@ class PackedCare(Care):
         return self._models.blobs.open_of(Digest(digest))
 
     def references(self, known: References | None = None) -> References:  # noqa: ARG002
-        """Return which packed files each model needs, with their sizes."""
         sizes: dict[str, int] = {}
         needs: dict[ModelName, Needs] = {}
         broken: dict[ModelName, BlobStoreError] = {}

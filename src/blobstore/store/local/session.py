@@ -47,11 +47,11 @@ from blobstore.io.durable import (
     write_aligned,
     write_all_at,
 )
-from blobstore.io.ranges import FileReader, OpenReader, close_quietly
+from blobstore.io.ranges import FileReader, OpenReader, close_quietly, fill
 from blobstore.names import Digest, ModelName
 from blobstore.store.local.blobs import (
+    NAMED,
     FinishedBlob,
-    MadeBlob,
     Stamp,
     kept_young,
     old_ns,
@@ -174,14 +174,11 @@ class BlobWriter:
 
     def _read_back(self, start: int, length: int) -> memoryview:
         data = memoryview(bytearray(length))
-        filled = 0
         with os_errors("read back", self._path):
-            while filled < length:
-                count = os.preadv(self._fd, [data[filled:]], start + filled)
-                if not count:
-                    end = f"{start + filled:,} of {self._size:,}"
-                    raise CorruptDataError(f"{self._path} ends at byte {end}")
-                filled += count
+            filled = fill(self._fd, start, data)
+        if filled < length:
+            end = f"{start + filled:,} of {self._size:,}"
+            raise CorruptDataError(f"{self._path} ends at byte {end}")
         return data
 
     def _finish(self, raw_digest: bytes) -> None:
@@ -194,20 +191,13 @@ class BlobWriter:
         self.close()
         self._finished(FinishedBlob(digest, self._size, self._folder, stamp))
 
-    def check(self) -> None:
-        """Raise the error that the blob failed for, perhaps in a thread that hashed it."""
-        self._hash.check()
-
-    def release(self) -> None:
-        self._hash.abandon()
-
     def close(self) -> None:
         """Close the file, when no thread writes to it any more; a second call does nothing.
 
         Errors are ignored: a finished blob is synced by then, or will be by `LocalSession.publish`,
         which reports them.
         """
-        self.release()
+        self._hash.abandon()
         open_fds = {self._fd, self._direct} - {-1}
         self._fd = self._direct = -1
         for fd in open_fds:
@@ -352,17 +342,17 @@ class LocalSession(Session):
         with self._mutex:
             if self._recorded is None:  # later lines are for later sessions
                 self._recorded = self._store.made.read()
-        made = MadeBlob.parse(self._recorded.get(key, ""))
-        blob = None
+        made = FinishedBlob.parse(self._recorded.get(key, ""), self._blobs.path)
+        blob, kept = None, self._store.kept.path
         if made is not None and made.size == size:
-            blob = made.at(self._blobs.path, self._stage, verify=verify)
+            blob = made.checked(self._stage, verify=verify)
             blob = kept_young(blob) if blob is not None else None
         elif (digest := Digest.from_file_name(f"sha256-{key}")) is not None:
-            made = MadeBlob(digest, size, None)
+            made = FinishedBlob(digest, size, kept, NAMED)
         else:
             return None
         if blob is None:
-            blob = made.at(self._store.kept.path, self._stage, verify=verify)
+            blob = made._replace(folder=kept).checked(self._stage, verify=verify)
             blob = blob or self._take_leftover(made, verify=verify)
         if blob is not None:
             with self._mutex:
@@ -371,12 +361,12 @@ class LocalSession(Session):
                 self._made.setdefault(blob.digest, blob)
         return blob
 
-    def _take_leftover(self, made: MadeBlob, *, verify: bool) -> FinishedBlob | None:
+    def _take_leftover(self, made: FinishedBlob, *, verify: bool) -> FinishedBlob | None:
         if (path := self._store.kept.take(made.digest, self._folder)) is None:
             return None
-        if made.stamp is None:
-            made = made._replace(is_durable=False)
-        blob = made.at(self._folder, self._stage, verify=verify)
+        is_durable = made.is_durable and made.stamp != NAMED
+        made = made._replace(folder=self._folder, is_durable=is_durable)
+        blob = made.checked(self._stage, verify=verify)
         if blob is None:
             # It is removed at once: the kernel reports a lost write only once, so the next import
             # might not see it.
@@ -484,7 +474,7 @@ class LocalSession(Session):
         for key in keys:
             blob = self._keyed[key]
             stamp = stamps.get(blob.digest, blob.stamp)
-            texts.append((key, MadeBlob(blob.digest, blob.size, stamp, is_durable).encode()))
+            texts.append((key, blob._replace(stamp=stamp, is_durable=is_durable).encode()))
         self._store.made.add(texts)
 
     def close(self, *, keep_finished: bool) -> None:
@@ -506,7 +496,6 @@ class LocalSession(Session):
             self._store.kept.clean()
 
     def _keep_finished(self) -> None:
-        """Make the finished blobs durable, move them to the kept ones, and note them as durable."""
         made = [blob for blob in self._made.values() if blob.folder == self._folder]
         if made and self._syncs_whole:
             with os_errors("write to the store", self._folder):

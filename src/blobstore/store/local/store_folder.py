@@ -351,8 +351,7 @@ class FolderCare(Care):
             restored: list[tuple[Digest, int]] = []
             kept: list[tuple[Digest, int]] = []
             for blob in contents:
-                pairs = restored if store.trash.restore(blob) else kept
-                pairs.append((blob.digest, blob.size))
+                (restored if store.trash.restore(blob) else kept).append((blob.digest, blob.size))
             store.trash.settle()
             missing = store.copied_models(set(store.manifests.names())).missing
         without = [

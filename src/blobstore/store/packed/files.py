@@ -119,7 +119,6 @@ def zstd_frames(file: FileReader, table: SeekTable) -> Frames:
 
 
 def _decompressed(data: bytes, size: int, name: str) -> bytes:
-    """Return the ``size`` plain bytes of a frame. Raises: CorruptDataError."""
     import zstandard
 
     try:
@@ -392,7 +391,7 @@ def _join_rotated(planes: bytes, width: int, base: bytes) -> bytes:
     items = np.frombuffer(join_planes(planes, width), f">u{width}").astype(f"<u{width}")
     if width > 1:
         items = (items >> 1) | (items << (8 * width - 1))
-    return (items ^ np.frombuffer(base, items.dtype)).tobytes()
+    return bytes(items ^ np.frombuffer(base, items.dtype))
 
 
 def _damage_error(what: str) -> CorruptDataError:

@@ -104,7 +104,10 @@ def registry_address(host: str, *, insecure: bool = False, scheme: str | None = 
 
 
 class RegistryApi:
-    """The registry at ``root``, a web address without a path."""
+    """The registry at ``root``, a web address without a path.
+
+    ``login``, ``realms``: see `Authorization`. Raises: UsageError for another address.
+    """
 
     def __init__(
         self,
@@ -114,7 +117,6 @@ class RegistryApi:
         *,
         realms: Collection[str] = (),
     ) -> None:
-        """``login``, ``realms``: see `Authorization`. Raises: UsageError for another address."""
         self.client = client
         self.root = WebAddress.parse(root)
         self._authorization = Authorization(client, self.root, login, realms=realms)

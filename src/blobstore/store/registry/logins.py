@@ -257,12 +257,6 @@ class Credentials:
         Raises: DocumentError (rule K1) for a damaged file or entry; LimitExceededError for a file
         over 1 MiB; StorageError; as `CredentialHelper.get`.
         """
-        login = self._find(host, repository)
-        if login is None and self._others:
-            return Credentials(*self._others).find(host, repository)
-        return login
-
-    def _find(self, host: str, repository: str) -> Login | None:
         content = self._read()
         helper = self._helper(content, host)
         if helper is not None and (login := helper.get(host_key(host))) is not None:
@@ -271,7 +265,7 @@ class Credentials:
         for key in _keys(auths, host, repository):
             if (login := self._login(key, auths[key])) is not None:
                 return login
-        return None
+        return Credentials(*self._others).find(host, repository) if self._others else None
 
     def keep(self, host: str, login: Login) -> str:
         """Keep the login for a registry; return where: the first file, or a helper that it names.

@@ -25,7 +25,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import compress, count
 from urllib.parse import urlencode
@@ -82,16 +82,16 @@ Others = Callable[[Digest], Iterable[str]]
 """Gives the repositories of a registry that may have a blob."""
 
 
+@dataclass(eq=False)
 class Places:
     """Which repositories have which blobs, as far as it is known. Safe to share between threads.
 
     ``others`` gives the repositories that may have a blob besides those that are noted.
     """
 
-    def __init__(self, others: Others) -> None:
-        self._others = others
-        self._known: dict[Digest, dict[str, int]] = {}
-        self._mutex = threading.Lock()
+    _others: Others
+    _known: dict[Digest, dict[str, int]] = field(default_factory=dict)
+    _mutex: threading.Lock = field(default_factory=threading.Lock)
 
     def note(self, repository: str, blobs: Iterable[Descriptor]) -> None:
         with self._mutex:
@@ -107,15 +107,14 @@ class Places:
         return [other for other in every if other != repository]
 
 
+@dataclass(eq=False)
 class RegistryBlobs(Blobs):
     """The blobs of a registry, in the repositories that are known to have them. See `Blobs`."""
 
+    _api: RegistryApi
+    _places: Places
+    _manifests: RegistryManifests
     headers_at_once = 16
-
-    def __init__(self, manifests: RegistryManifests) -> None:
-        self._api = manifests.api
-        self._places = manifests.places
-        self._manifests = manifests
 
     def open(self, descriptor: Descriptor) -> BlobReader:
         sizes = self._places.sizes_by_repository(descriptor.digest)
@@ -292,6 +291,7 @@ _NAMES_S = 600
 _UNSUPPORTED = (400, 405)
 
 
+@dataclass(eq=False)
 class RegistryManifests(Manifests):
     """The models of a registry by name. See `Manifests`.
 
@@ -299,19 +299,11 @@ class RegistryManifests(Manifests):
     of some names must have. ``repository``: the only one that is listed; None: all.
     """
 
-    def __init__(
-        self,
-        api: RegistryApi,
-        host: str,
-        places: Places,
-        pinned: Mapping[ModelName, Digest],
-        repository: str | None = None,
-    ) -> None:
-        self.api = api
-        self.places = places
-        self._host = host
-        self._pinned = pinned
-        self._repository = repository
+    api: RegistryApi
+    _host: str
+    places: Places
+    _pinned: Mapping[ModelName, Digest]
+    _repository: str | None = None
 
     def names(self) -> list[ModelName]:
         address = self.api.address("_catalog", query="n=1000")
@@ -344,15 +336,15 @@ class RegistryManifests(Manifests):
     def text(self, name: ModelName) -> bytes:
         # Its blobs are noted as those of the repository.
         pinned = self._pinned.get(name)
-        address = self._address(name, str(pinned or name.tag))
-        with self.api.request(address, _scope(name), _request("GET"), MAX_MANIFEST) as reply:
+        reference = str(pinned or name.tag)
+        with self._send(name, reference, _request("GET"), nbytes=MAX_MANIFEST) as reply:
             if reply.status == NOT_FOUND:
                 raise self._missing(name)
             raw = reply.whole(MAX_MANIFEST)
             _check_digest(reply, raw)
         if pinned is not None and Digest.of(raw) != pinned:
-            message = f"{address}: its bytes are not those of {pinned}"
-            raise DigestMismatchError(message, path=str(address), model=str(name))
+            message = f"{reply.address}: its bytes are not those of {pinned}"
+            raise DigestMismatchError(message, path=str(reply.address), model=str(name))
         with suppress(BlobStoreError):  # one that is not valid is the caller's
             self.places.note(repository_of(name), Manifest.parse(raw).descriptors)
         return raw
@@ -368,8 +360,7 @@ class RegistryManifests(Manifests):
 
         "" if the registry does not say it.
         """
-        address = self._address(name, name.tag)
-        with self.api.request(address, _scope(name), _request("HEAD")) as reply:
+        with self._send(name, name.tag, _request("HEAD")) as reply:
             return (reply.field(_DIGEST) or "") if reply.status == OK else None
 
     def put(self, name: ModelName, manifest: Manifest) -> None:
@@ -377,8 +368,7 @@ class RegistryManifests(Manifests):
         raw = manifest.raw
         fields = (("Content-Type", manifest.media_type),)
         request = Request("PUT", (CREATED,), fields, Body.of(raw))
-        address = self._address(name, name.tag)
-        with self.api.request(address, _scope(name, "push"), request) as reply:
+        with self._send(name, name.tag, request, "push") as reply:
             _check_digest(reply, raw)
         self.places.note(repository_of(name), manifest.descriptors)
 
@@ -404,8 +394,7 @@ class RegistryManifests(Manifests):
 
     def _delete(self, name: ModelName, reference: str, unsupported: tuple[int, ...]) -> bool:
         request = Request("DELETE", (ACCEPTED, *unsupported))
-        address = self._address(name, reference)
-        with self.api.request(address, _scope(name, "delete"), request) as reply:
+        with self._send(name, reference, request, "delete") as reply:
             return reply.status == ACCEPTED
 
     def _siblings(self, name: ModelName) -> Iterator[ModelName]:
@@ -439,9 +428,14 @@ class RegistryManifests(Manifests):
                 raise address.refuse("does not answer with a list of names", "R1")
             yield from texts
 
-    def _address(self, name: ModelName, reference: str) -> WebAddress:
+    def _send(
+        self, name: ModelName, reference: str, request: Request, *also: str, nbytes: int = 0
+    ) -> AbstractContextManager[Reply]:
+        """Send a request for a manifest; ``also``: what it needs besides the right to pull."""
         self._check_host(name)
-        return self.api.address(repository_of(name), "manifests", reference)
+        repository = repository_of(name)
+        address = self.api.address(repository, "manifests", reference)
+        return self.api.request(address, Scope(repository, ("pull", *also)), request, nbytes)
 
     def _check_host(self, name: ModelName) -> None:
         if name.host != self._host:
@@ -469,10 +463,6 @@ def _request(method: str) -> Request:
     return Request(method, (OK, NOT_FOUND), _ACCEPTED_TYPES)
 
 
-def _scope(name: ModelName, *also: str) -> Scope:
-    return Scope(repository_of(name), ("pull", *also))
-
-
 def _check_digest(reply: Reply, raw: bytes) -> None:
     said = reply.field(_DIGEST)
     if said is not None and said != str(Digest.of(raw)):
@@ -482,12 +472,12 @@ def _check_digest(reply: Reply, raw: bytes) -> None:
 _TRIES = 5
 
 
+@dataclass(eq=False)
 class RegistrySignatures:
     """The signatures of a registry's models. See `Signatures`. Safe to share between threads."""
 
-    def __init__(self, manifests: RegistryManifests) -> None:
-        self._api = manifests.api
-        self._manifests = manifests
+    _api: RegistryApi
+    _manifests: RegistryManifests
 
     def read(self, name: ModelName, digest: Digest) -> list[Signature]:
         manifest = self._manifest(name, digest)

@@ -88,8 +88,8 @@ class RegistryStore(Closing, Home):
         self._client = client
         api = RegistryApi(client, self.address, login, realms=realms)
         self.manifests = RegistryManifests(api, host, Places(others), pinned or {}, repository)
-        self.signatures = RegistrySignatures(self.manifests)
-        self.blobs = RegistryBlobs(self.manifests)
+        self.signatures = RegistrySignatures(api, self.manifests)
+        self.blobs = RegistryBlobs(api, self.manifests.places, self.manifests)
         self._publishing = threading.Lock()
 
     def session(self, *, name: ModelName | None = None) -> AbstractContextManager[RegistrySession]:

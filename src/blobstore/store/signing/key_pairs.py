@@ -45,12 +45,14 @@ Password = Callable[[], str]
 
 
 class PublicKey:
-    """A key that verifies signatures."""
+    """A key that verifies signatures.
+
+    Raises: UsageError for a kind of key, curve or size that is not supported.
+    """
 
     name: Annotated[str, "The key's file, or its place in the policy"]
 
     def __init__(self, key: Any, name: str) -> None:
-        """Raises: UsageError for a kind of key, curve or size that is not supported."""
         self.scheme = _scheme(key, name)
         self.name = name
         self._key = key
@@ -92,10 +94,12 @@ class PublicKey:
 
 
 class PrivateKey:
-    """A key that signs: the same payload gives the same signature."""
+    """A key that signs: the same payload gives the same signature.
+
+    Raises: UsageError for a kind of key, curve or size that is not supported.
+    """
 
     def __init__(self, key: Any, name: str) -> None:
-        """Raises: UsageError for a kind of key, curve or size that is not supported."""
         public = getattr(key, "public_key", lambda: key)()
         self.public = PublicKey(public, name)
         self._key = key
