@@ -37,17 +37,15 @@ from blobstore.store.ports import (
 _T = TypeVar("_T")
 
 
+@dataclass(eq=False)
 class _Blobs(Blobs):
     """The blobs of several homes, each found in the first that has it. See `Blobs`.
 
     ``counted``: the homes whose blobs are not missing (None: all).
     """
 
-    def __init__(
-        self, homes: Sequence[Readable], counted: Sequence[Readable] | None = None
-    ) -> None:
-        self._homes = homes
-        self._counted = homes if counted is None else counted
+    _homes: Sequence[Readable]
+    _counted: Sequence[Readable] | None = None
 
     def open(self, descriptor: Descriptor) -> OpenReader:
         return _first([home.blobs.open for home in self._homes], descriptor)
@@ -66,7 +64,7 @@ class _Blobs(Blobs):
 
     def missing(self, descriptors: Iterable[Descriptor]) -> list[Descriptor]:
         left = unique(descriptors)
-        for home in self._counted:
+        for home in self._homes if self._counted is None else self._counted:
             left = home.blobs.missing(left)
         return left
 

@@ -25,7 +25,7 @@ from blobstore.store.ports import (
     blob_not_found,
     check_blob_size,
     check_expected,
-    other_spelling,
+    check_spelling,
     unique,
 )
 from blobstore.store.sessions import KeptSignatures, SpooledSession
@@ -121,9 +121,7 @@ class _Session(SpooledSession):
         named = [blob for blob in manifest.descriptors if blob.digest not in below]
         blobs, manifests = self._store.blobs, self._store.manifests
         with self._store.mutex:
-            existing = manifests.stored_name(name)
-            if existing != name:
-                raise other_spelling(name, existing)
+            check_spelling(name, manifests.stored_name(name))
             check_expected(name, manifests.all.get(name), expected)
             created = {blob.digest for blob in blobs.missing(named)}
             new = {digest: self._data(digest) for digest in created & self._spooled.keys()}

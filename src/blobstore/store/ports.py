@@ -55,11 +55,11 @@ from blobstore.store.sessions import (
     check_document_size as check_document_size,
     check_expected as check_expected,
     check_reader_size as check_reader_size,
+    check_spelling as check_spelling,
     checked_bytes as checked_bytes,
     mismatch_error as mismatch_error,
     name_among as name_among,
     of_size as of_size,
-    other_spelling as other_spelling,
     unique as unique,
     wrong_bytes as wrong_bytes,
 )
@@ -178,9 +178,8 @@ class Manifests(Protocol):
         except BlobStoreError as error:
             return error.without_traceback()
 
-    def modified_at(self, name: ModelName) -> datetime | None:
+    def modified_at(self, name: ModelName) -> datetime | None:  # noqa: ARG002
         """Return when the manifest was written, None if that is unknown."""
-        del name
         return None  # else mypy takes it for abstract
 
 
@@ -483,13 +482,17 @@ class Care:
         return time.time()
 
     def obstacle(
-        self, references: References, unneeded: AbstractSet[str], removed: int, *, forget: bool
+        self,
+        references: References,
+        unneeded: AbstractSet[str],  # noqa: ARG002  # for homes with copies of manifests
+        removed: int,
+        *,
+        forget: bool,
     ) -> BlobStoreError | None:
         """Return why nothing may be removed, None if it may.
 
         ``unneeded``: the blobs that no manifest names; ``removed``: how many are old enough.
         """
-        del unneeded
         if not removed or forget or references.models or references.newer:
             return None
         message = f"no model has a manifest, and {removed:,} blobs would be removed"
@@ -501,15 +504,14 @@ class Care:
 
     def rest(
         self,
-        references: References,
-        spared: AbstractSet[str],
-        grace_s: float,
+        references: References,  # noqa: ARG002  # for homes with files of their own
+        spared: AbstractSet[str],  # noqa: ARG002
+        grace_s: float,  # noqa: ARG002
     ) -> tuple[Sequence[Leftover], Sequence[ModelName]]:
         """Return our own files that are of no use, and the missing models to forget.
 
         ``spared``: the unneeded blobs that are too young to go.
         """
-        del references, spared, grace_s
         return (), ()
 
     def remove(

@@ -13,14 +13,14 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Set as AbstractSet
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Generic, TypeVar
 
-from blobstore.errors import (
-    BlobStoreError,
-    StorageError,
-)
+from blobstore.errors import BlobStoreError, StorageError
 from blobstore.formats.documents import MAX_LAYERS, MAX_MANIFEST, Manifest
 from blobstore.names import ModelName
 
+_K = TypeVar("_K")
+_T = TypeVar("_T")
 Needs = Mapping[str, int]
 """Hex digits of each blob that a model needs → size in bytes, as its manifest says."""
 
@@ -85,35 +85,40 @@ def _plain_needs(raw: bytes) -> Needs | None:
     return None if has_two_sizes else needs
 
 
-class KnownNeeds:
-    """The needs of manifests by the sha256 of their bytes, which thousands of names may share.
+def _split(
+    pairs: Iterable[tuple[_K, Needs | BlobStoreError]],
+) -> tuple[dict[_K, Needs], dict[_K, BlobStoreError]]:
+    every = dict(pairs)
+    faults = {key: error for key, error in every.items() if isinstance(error, BlobStoreError)}
+    return {
+        key: needs for key, needs in every.items() if not isinstance(needs, BlobStoreError)
+    }, faults
 
-    ``read`` returns the needs of a manifest's bytes.
-    """
+
+class ReadOnce(Generic[_T]):
+    """What ``read`` makes of manifests, by the sha256 of their bytes, which thousands may share."""
 
     def __init__(
-        self,
-        known: Mapping[bytes, Needs] | None = None,
-        read: Callable[[bytes, str], Needs] = needs_of,
+        self, read: Callable[[bytes, str], _T], known: Mapping[bytes, _T] | None = None
     ) -> None:
-        self._known = known or {}
         self._read = read
-        self._found: dict[bytes, Needs | BlobStoreError] = {}
+        self._known = known or {}
+        self._found: dict[bytes, _T | BlobStoreError] = {}
 
-    def of(self, raw: bytes) -> Needs | BlobStoreError:
+    def of(self, raw: bytes) -> _T | BlobStoreError:
         key = hashlib.sha256(raw).digest()
         if key not in self._found:
             try:
-                needs = self._known.get(key)
-                self._found[key] = self._read(raw, "the manifest") if needs is None else needs
+                known = self._known.get(key)
+                self._found[key] = self._read(raw, "the manifest") if known is None else known
             except BlobStoreError as error:
                 self._found[key] = error.without_traceback()
         return self._found[key]
 
     @property
-    def parsed(self) -> dict[bytes, Needs]:
+    def parsed(self) -> dict[bytes, _T]:
         found = self._found.items()
-        return {key: needs for key, needs in found if not isinstance(needs, BlobStoreError)}
+        return {key: one for key, one in found if not isinstance(one, BlobStoreError)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,23 +149,14 @@ class References:
 
         Bytes that ``known`` has are not parsed again.
         """
-        needs = KnownNeeds(known.parsed if known is not None else None)
-        models: dict[ModelName, Needs] = {}
-        broken: dict[ModelName, BlobStoreError] = {}
-        for name, raw in manifests:
-            found = raw if isinstance(raw, BlobStoreError) else needs.of(raw)
-            if isinstance(found, BlobStoreError):
-                broken[name] = found.about(model=str(name))
-            else:
-                models[name] = found
-        others: list[Needs] = []
-        unread: dict[Path, BlobStoreError] = {}
-        for path, found in newer:
-            if isinstance(found, BlobStoreError):
-                unread[path] = found
-            else:
-                others.append(found)
-        return cls(models, broken, tuple(strays), needs.parsed, tuple(others), unread)
+        needs = ReadOnce(needs_of, known.parsed if known is not None else None)
+        models, faults = _split(
+            (name, raw if isinstance(raw, BlobStoreError) else needs.of(raw))
+            for name, raw in manifests
+        )
+        broken = {name: error.about(model=str(name)) for name, error in faults.items()}
+        others, unread = _split(newer)
+        return cls(models, broken, tuple(strays), needs.parsed, tuple(others.values()), unread)
 
     @property
     def names(self) -> set[ModelName]:

@@ -8,9 +8,10 @@ from __future__ import annotations
 import tempfile
 import threading
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import partial
-from typing import IO, Any, Protocol, TypeAlias, TypeVar
+from typing import IO, Any, ClassVar, Protocol, TypeAlias, TypeVar
 
 from blobstore import hashing
 from blobstore.errors import (
@@ -142,14 +143,13 @@ class Session(Intake, Protocol):
     remembers: bool = False
     """Whether later sessions recall what this one notes."""
 
-    def recall(self, key: str, size: int, *, verify: bool) -> Finished | None:
+    def recall(self, key: str, size: int, *, verify: bool) -> Finished | None:  # noqa: ARG002
         """Return the blob of ``size`` bytes that was made for ``key``, or None.
 
         A blob that a session kept is also recalled, on any machine, by the hex digits of its
         digest. ``verify``: hash it first, and return None unless its bytes match its digest. It may
         take as long as reading the blob. May be called from several threads. Raises: StorageError.
         """
-        del key, size, verify
         return None
 
     def note(self, key: str, blob: Any) -> None:
@@ -225,13 +225,13 @@ class Signatures(Protocol):
         """
 
 
-class KeptSignatures:
+class KeptSignatures(Protocol):
     """Signatures that are each kept under the sha256 of their bytes. See `Signatures`.
 
     So several processes add signatures without waiting for each other.
     """
 
-    at_once = 1
+    at_once: ClassVar[int] = 1
     """How many are read at once."""
 
     def read(self, name: ModelName, digest: Digest) -> list[Signature]:  # noqa: ARG002  # see above
@@ -259,15 +259,12 @@ class KeptSignatures:
 
     def _keys(self, digest: Digest) -> list[str]:
         """Return the sha256 of a manifest's signatures, sorted."""
-        raise NotImplementedError
 
     def _raw(self, digest: Digest, key: str) -> tuple[bytes, str]:
         """Return the bytes of a signature, and where they are."""
-        raise NotImplementedError
 
     def _write(self, digest: Digest, new: Mapping[str, bytes]) -> int:
         """Write signatures durably; return how many were new."""
-        raise NotImplementedError
 
 
 _Reader = TypeVar("_Reader", bound=OpenReader)
@@ -376,10 +373,12 @@ def name_among(names: Iterable[ModelName], name: ModelName) -> ModelName:
     return spellings[0] if spellings else name
 
 
-def other_spelling(name: ModelName, existing: ModelName) -> UsageError:
-    """Return the error for publishing a name that the home has in another case."""
-    message = f"the model {existing} exists, and {name} differs from it only in case"
-    return UsageError(message, model=str(existing), hint=f"Try again: {existing} will be used.")
+def check_spelling(name: ModelName, existing: ModelName) -> None:
+    """Raise UsageError for publishing a name that the home has in another case."""
+    if existing != name:
+        message = f"the model {existing} exists, and {name} differs from it only in case"
+        hint = f"Try again: {existing} will be used."
+        raise UsageError(message, model=str(existing), hint=hint)
 
 
 def check_expected(name: ModelName, raw: bytes | None, expected: Expected) -> None:
@@ -392,13 +391,13 @@ def check_expected(name: ModelName, raw: bytes | None, expected: Expected) -> No
 _PIECE = 2**20
 
 
+@dataclass(eq=False)
 class Spool:
     """Blobs one after the other in one file. Safe to share between threads."""
 
-    def __init__(self) -> None:
-        self._mutex = threading.Lock()
-        self._file: IO[bytes] | None = None
-        self._end = 0
+    _mutex: threading.Lock = field(default_factory=threading.Lock)
+    _file: IO[bytes] | None = None
+    _end: int = 0
 
     def reserve(self, size: int) -> SpooledBlob:
         """Return the place of a blob that is written then. Raises: StorageError."""
@@ -442,14 +441,14 @@ class SpooledBlob(OpenReader):
                 raise self._short(offset, len(buffer))
 
 
+@dataclass(eq=False)
 class SpoolWriter:
     """Writes one blob. See `Writer`. It is hashed at its end."""
 
-    def __init__(self, blob: SpooledBlob, finished: Callable[[Digest], None]) -> None:
-        self._blob = blob
-        self._finished = finished
-        self._written = 0
-        self._mutex = threading.Lock()
+    _blob: SpooledBlob
+    _finished: Callable[[Digest], None]
+    _written: int = 0
+    _mutex: threading.Lock = field(default_factory=threading.Lock)
 
     def put(
         self,

@@ -36,6 +36,8 @@ from typing import Any
 from blobstore.errors import (
     BlobStoreError,
     ConflictError,
+    DocumentError,
+    InvalidDigestError,
     LimitExceededError,
     NotFoundError,
     UsageError,
@@ -83,7 +85,7 @@ from blobstore.store.ports import (
     blob_not_found,
     check_blob_size,
     check_reader_size,
-    other_spelling,
+    check_spelling,
     unique,
 )
 from blobstore.store.references import References
@@ -253,11 +255,8 @@ class BucketSession(Session):
 
     def _read_note(self, key: str, size: int) -> Digest | None:
         """Return the digest in a note, None if it is missing, of another size, or not a note."""
-        try:
+        with suppress(NotFoundError, LimitExceededError, DocumentError, InvalidDigestError):
             raw, _ = self._bucket.get(MADE + key, limit=_MAX_NOTE)
-        except (NotFoundError, LimitExceededError):
-            return None
-        with suppress(BlobStoreError):
             said = parse_object(raw, "a note", rule="L1", limit=_MAX_NOTE)
             if said.get("size") == size:
                 return Digest.parse(said.get("digest"))
@@ -318,8 +317,8 @@ class BucketSession(Session):
         manifests = self._home.manifests
         self.keep()
         raw, version = manifests.state(name)
-        if raw is None and (existing := manifests.stored_name(name)) != name:
-            raise other_spelling(name, existing)
+        if raw is None:
+            check_spelling(name, manifests.stored_name(name))
         if expected is not None and raw not in expected:
             raise lost_race(name, raw)
         self._check([blob for blob in named if self._there.get(blob.digest) != blob.size])
@@ -407,8 +406,7 @@ class BucketCare(Care):
         }
 
     @contextmanager
-    def alone(self, wait_s: float, *, sole_owner: bool) -> Iterator[None]:
-        del sole_owner
+    def alone(self, wait_s: float, *, sole_owner: bool) -> Iterator[None]:  # noqa: ARG002
         now = require_conditions(self._bucket)
         self._lease = SweepLease(self._bucket, self.home.lease_s, now)
         try:
@@ -423,9 +421,11 @@ class BucketCare(Care):
         return time.time() if self._lease is None else self._lease.now().timestamp()
 
     def rest(
-        self, references: References, spared: AbstractSet[str], grace_s: float
+        self,
+        references: References,
+        spared: AbstractSet[str],  # noqa: ARG002  # no copies of manifests need them
+        grace_s: float,
     ) -> tuple[Sequence[Leftover], Sequence[ModelName]]:
-        del spared
         now, bucket = datetime.fromtimestamp(self.now(), UTC), self._bucket
         why = "the lease of a session that was killed"
         leftovers = [
@@ -445,11 +445,10 @@ class BucketCare(Care):
         self,
         blobs: Sequence[Path],
         leftovers: Sequence[Leftover],
-        forgotten: Sequence[ModelName],
-        references: References,
+        forgotten: Sequence[ModelName],  # noqa: ARG002  # none are
+        references: References,  # noqa: ARG002  # nor are there hints
     ) -> int:
         """See `Care`. Raises: BusyError if the lease was lost; then nothing more is removed."""
-        del forgotten, references
         keys = [str(path) for path in (*blobs, *(leftover.path for leftover in leftovers))]
         for start in range(0, len(keys), _AT_ONCE):
             if self._lease is not None:

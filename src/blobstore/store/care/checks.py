@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from blobstore import hashing
 from blobstore.errors import BlobStoreError, NotFoundError, RemoteError
 from blobstore.formats.checkpoint import CONFIG_NAME, parse_config
-from blobstore.formats.documents import TENSOR_MEDIA_TYPE, Manifest, ModelConfig
+from blobstore.formats.documents import TENSOR_MEDIA_TYPE, Descriptor, Manifest, ModelConfig
 from blobstore.formats.safetensors.header import header_of
 from blobstore.formats.strictjson import MAX_CONFIG
 from blobstore.io.ranges import BytesReader, FileReader, OpenReader, digests_of
@@ -49,9 +49,7 @@ class BlobReference:
     """What a manifest says of a blob, and the models that have it."""
 
     users: Users
-    media_type: str
-    size: int
-    name: str | None
+    blob: Descriptor
     is_config: bool
 
 
@@ -81,12 +79,12 @@ class _Opened:
 
     @property
     def is_tensor(self) -> bool:
-        return any(use.media_type == TENSOR_MEDIA_TYPE for use in self.uses)
+        return any(use.blob.media_type == TENSOR_MEDIA_TYPE for use in self.uses)
 
     @property
     def name(self) -> str:
         """A name that a manifest gives the blob, else ""."""
-        return next((use.name for use in self.uses if use.name), "")
+        return next((use.blob.name for use in self.uses if use.blob.name), "")
 
 
 def tensors_in(reader: OpenReader, data: memoryview | None, settings: Settings) -> BlobCheck:
@@ -111,7 +109,7 @@ def wrong_document(
 
     Raises: StorageError.
     """
-    kinds = {use.is_config for use in uses if use.is_config or use.name == CONFIG_NAME}
+    kinds = {use.is_config for use in uses if use.is_config or use.blob.name == CONFIG_NAME}
     if not kinds:
         return None
     raw = reader.read(0, min(reader.size, MAX_CONFIG + 1)) if data is None else bytes(data)
@@ -132,7 +130,7 @@ def _wrong_mode(status: os.stat_result) -> str | None:
 
 def wrong_size(size: int, uses: Sequence[BlobReference]) -> str | None:
     """Return what is wrong with a blob's size, None if all manifests say the same."""
-    wrong = sorted({use.size for use in uses if use.size != size})
+    wrong = sorted({use.blob.size for use in uses if use.blob.size != size})
     return f"it has {size:,} bytes, not {wrong[0]:,}" if wrong else None
 
 
@@ -162,9 +160,7 @@ class BlobChecks:
         """Add the blobs of a manifest, except those ``below``, which only another home has."""
         for blob in manifest.descriptors:
             if blob.digest not in below:
-                use = BlobReference(
-                    users, blob.media_type, blob.size, blob.name, blob is manifest.config
-                )
+                use = BlobReference(users, blob, blob is manifest.config)
                 self.uses[blob.digest.hex].append(use)
 
     def largest_first(self, wanted: Callable[[str], bool]) -> list[str]:
@@ -177,7 +173,7 @@ class BlobChecks:
     def size(self, digest: str) -> int:
         """Return the bytes that a blob should have, or has if no model needs it."""
         uses = self.uses.get(digest)
-        return uses[0].size if uses else self._sizes.get(digest, 0)
+        return uses[0].blob.size if uses else self._sizes.get(digest, 0)
 
     def run(self, digests: Iterable[str], jobs: int, progress: Progress) -> None:
         """Check blobs with ``jobs`` threads.
@@ -253,7 +249,7 @@ class BlobChecks:
         self, digest: str, uses: Sequence[BlobReference], files: ExitStack
     ) -> _Opened | BlobCheck:
         try:
-            reader = self.care.open(digest, uses[0].size if uses else None)
+            reader = self.care.open(digest, uses[0].blob.size if uses else None)
         except NotFoundError:
             return BlobCheck(MISSING)
         except BlobStoreError as error:

@@ -11,7 +11,7 @@ import hashlib
 import operator
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Annotated
@@ -24,22 +24,16 @@ from blobstore.names import Digest, ModelName
 from blobstore.store.care.checks import BlobChecks, Users
 from blobstore.store.places import StorePlace, opened_store
 from blobstore.store.ports import Care, OddFile, Readable, id_of
+from blobstore.store.references import ReadOnce
 
 # A manifest that differs in so few bytes was not replaced: a digest alone has 64 hex digits.
 _FEW_BYTES = 16
 
 
-def read_manifest(
-    care: Care, name: ModelName, faults: Mapping[bytes, str] | None = None
-) -> tuple[Manifest | None, str | None]:
-    """Return a model's manifest if it can be read, and its fault; twice None if it is missing.
-
-    ``faults``: those of bytes that were parsed before, by their sha256.
-    """
+def read_manifest(care: Care, name: ModelName) -> tuple[Manifest | None, str | None]:
+    """Return a model's manifest if it can be read, and its fault; twice None if it is missing."""
     try:
         raw = care.home.manifests.text(name)
-        if faults and (fault := faults.get(_key(raw))):
-            return None, fault
         manifest = Manifest.parse(raw, "the manifest")
     except NotFoundError:
         return None, None
@@ -209,51 +203,45 @@ class _Run:
         self.care = care
         self._is_whole = names is None
         self._suspects: list[ModelName] = []
-        self._faults: dict[bytes, str] = {}
-        listed = care.digests_in_folder() if names is None or lower else frozenset[str]()
-        self.checks = BlobChecks(care, listed if names is None else frozenset(), quick)
-        for users, manifest in self._read(care.home.manifests.names() if names is None else names):
-            gone = [blob for blob in manifest.descriptors if blob.digest.hex not in listed]
-            nowhere = gone
-            for home in lower:
-                nowhere = home.blobs.missing(nowhere)
-            below = {blob.digest for blob in gone} - {blob.digest for blob in nowhere}
-            self.checks.add(users, manifest, below)
+        self._lower = lower
+        self._known = ReadOnce(self._users)
+        self._listed = care.digests_in_folder() if names is None or lower else frozenset[str]()
+        self.checks = BlobChecks(care, self._listed if names is None else frozenset(), quick)
+        for name in care.home.manifests.names() if names is None else names:
+            users, fault = self._read(name)
+            if users is not None:
+                users.names.append(name)
+            if fault is not None:
+                self._suspects.append(name)
         self.chosen = self.checks.largest_first(
             lambda one: sample is None or sample.has(Digest(one))
         )
 
-    def _read(self, names: Iterable[ModelName]) -> Iterator[tuple[Users, Manifest]]:
-        """Yield each different manifest once; ``Users.names`` is complete at the end."""
-        known: dict[bytes, Users | None] = {}
-        for name in names:
-            try:
-                raw = self.care.home.manifests.text(name)
-            except NotFoundError:
-                continue  # it was removed after the names were read
-            except BlobStoreError:
-                self._suspects.append(name)
-                continue
-            if (key := _key(raw)) not in known:
-                known[key] = None
-                try:
-                    manifest = Manifest.parse(raw, "the manifest")
-                except BlobStoreError as error:
-                    self._faults[key] = error.message
-                else:
-                    users = Users(key, settings_of(self.care.home.blobs.read, manifest))
-                    known[key] = users
-                    yield users, manifest
-            if (users_of := known[key]) is not None:
-                users_of.names.append(name)
-            if users_of is None or difference(raw, self.care.copies(name)):
-                self._suspects.append(name)
+    def _read(self, name: ModelName) -> tuple[Users | None, str | None]:
+        """Return the users of a model's manifest, and its fault; twice None if it is missing."""
+        raw = self.care.home.manifests.text_or_error(name)
+        users = self._known.of(raw) if isinstance(raw, bytes) else raw
+        if not isinstance(raw, bytes) or not isinstance(users, Users):
+            return None, users and users.message
+        return users, difference(raw, self.care.copies(name))
+
+    def _users(self, raw: bytes, what: str) -> Users:
+        """Parse a manifest, and add its blobs to the checks."""
+        manifest = Manifest.parse(raw, what)
+        users = Users(_key(raw), settings_of(self.care.home.blobs.read, manifest))
+        gone = [blob for blob in manifest.descriptors if blob.digest.hex not in self._listed]
+        nowhere = gone
+        for home in self._lower:
+            nowhere = home.blobs.missing(nowhere)
+        below = {blob.digest for blob in gone} - {blob.digest for blob in nowhere}
+        self.checks.add(users, manifest, below)
+        return users
 
     def broken(self) -> Iterator[BrokenManifest]:
         """Yield the models that are still broken, and those with two tensors of one name."""
         reasons: dict[ModelName, str] = {}
         for name in self._suspects:
-            if (reason := read_manifest(self.care, name, self._faults)[1]) is not None:
+            if (reason := self._read(name)[1]) is not None:
                 reasons[name] = reason
         for users, tensor in _held_twice(self.checks).items():
             for name in users.names:
@@ -286,7 +274,7 @@ def _damaged_blobs(checks: BlobChecks) -> Iterator[DamagedBlob]:
         }
         if (reason := checks.again(digest, list(uses))) is not None:
             names = check.tensors or tuple(
-                dict.fromkeys(use.name for use in uses if use.name is not None)
+                dict.fromkeys(use.blob.name for use in uses if use.blob.name is not None)
             )
             yield DamagedBlob(
                 Digest(digest), reason, union(tuple(dict.fromkeys(uses.values()))), names
@@ -299,7 +287,7 @@ def _held_twice(checks: BlobChecks) -> dict[Users, str]:
     twice: dict[Users, str] = {}
     for digest, tensors in checks.tensors.items():
         for use in checks.uses.get(digest, ()) if tensors else ():
-            if use.media_type == TENSOR_MEDIA_TYPE and use.users not in twice:
+            if use.blob.media_type == TENSOR_MEDIA_TYPE and use.users not in twice:
                 if common := names[use.users].intersection(tensors):
                     twice[use.users] = min(common)
                 names[use.users].update(tensors)

@@ -50,7 +50,7 @@ from blobstore.names import Digest, ModelName
 from blobstore.store.local.locks import StoreLock, is_young, refuse_links
 from blobstore.store.local.manifests import DEPTH, walk
 from blobstore.store.ports import Leftover
-from blobstore.store.references import KnownNeeds
+from blobstore.store.references import Needs, ReadOnce, needs_of
 from blobstore.store.sessions import KeptSignatures
 
 _HEX = re.compile(r"[0-9a-f]{64}", re.ASCII)
@@ -73,7 +73,7 @@ class ManifestCopies:
                     copies.append(raw)
         return copies
 
-    def needs(self, name: ModelName, known: KnownNeeds) -> AbstractSet[str]:
+    def needs(self, name: ModelName, known: ReadOnce[Needs]) -> AbstractSet[str]:
         """Return the hex digits of the blobs that the intact copies of a model's manifest name.
 
         ``known``: the needs of other models' copies, whose bytes may be the same.
@@ -166,7 +166,7 @@ class CopiedModels:
 
     @classmethod
     def read(cls, copies: ManifestCopies, names: AbstractSet[ModelName]) -> CopiedModels:
-        copied, known = copies.names(), KnownNeeds()
+        copied, known = copies.names(), ReadOnce(needs_of)
         gone = [name for name in copied if name not in names]
         missing = {name: copies.needs(name, known) for name in gone}
         return cls(tuple(name for name in copied if name in names), missing)

@@ -34,7 +34,7 @@ from blobstore.names import DEFAULT_HOST, Digest, ModelName, hint_for
 from blobstore.store.local.blobs import BlobFolder
 from blobstore.store.local.locks import mode_of, refuse_links
 from blobstore.store.ports import Manifests, ambiguous, checked_bytes
-from blobstore.store.references import KnownNeeds, Needs
+from blobstore.store.references import Needs, ReadOnce
 
 _PUBLIC_HOST = "ollama.com"
 _DIGEST = re.compile(r"sha256[:-]([0-9a-f]{64})", re.ASCII)
@@ -73,7 +73,7 @@ class NewerManifests:
 
         A manifest's own blob is among them. Raises: StorageError if the folder can't be listed.
         """
-        known = KnownNeeds(read=self._reachable)
+        known = ReadOnce(self._reachable)
         for path in self._folder.walk():
             try:
                 raw = self._read(path)

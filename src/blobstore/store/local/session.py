@@ -66,7 +66,7 @@ from blobstore.store.ports import (
     Session,
     check_expected,
     check_reader_size,
-    other_spelling,
+    check_spelling,
     wrong_bytes,
 )
 
@@ -257,13 +257,13 @@ class LocalSession(Session):
         return BlobWriter(self._folder, self._number(), size, both, stage, syncs=syncs)
 
     def put_all(self, blobs: Sequence[Bytes]) -> list[FinishedBlob]:
-        made = []
-        for raw, data in zip(hashing.digests(blobs), blobs, strict=True):
-            digest, view = Digest(raw.hex()), memoryview(data)
-            syncs = not self._syncs_whole
-            blob = write_whole(self._folder, digest, view, self._number(), syncs=syncs)
-            self._made.setdefault(digest, blob)
-            made.append(blob)
+        write = partial(write_whole, self._folder, syncs=not self._syncs_whole)
+        made = [
+            write(Digest(raw.hex()), memoryview(data), self._number())
+            for raw, data in zip(hashing.digests(blobs), blobs, strict=True)
+        ]
+        for blob in made:
+            self._made.setdefault(blob.digest, blob)
         return made
 
     def copy(self, reader: OpenReader) -> FinishedBlob:
@@ -425,8 +425,8 @@ class LocalSession(Session):
         find them under the name: then both spellings are the same model.
         """
         existing = self._manifests.stored_name(name)
-        if existing != name and self._manifests.has(existing) and not self._manifests.has(name):
-            raise other_spelling(name, existing)
+        if self._manifests.has(existing) and not self._manifests.has(name):
+            check_spelling(name, existing)
 
     def replace(self, blobs: Iterable[Finished | Descriptor]) -> dict[Digest, Stamp]:
         """Make those of ``blobs`` that this session made visible, durably; return changed stamps.

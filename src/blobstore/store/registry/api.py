@@ -25,7 +25,7 @@ from blobstore.store.registry.logins import HUB_HOSTS, AnyLogin, Login
 _T = TypeVar("_T")
 HEAD_BYTES = 64 * 2**10
 """Bytes that may come besides a body: heads of replies, redirects, bodies of errors."""
-OK, CREATED, ACCEPTED, NO_CONTENT, PARTIAL = 200, 201, 202, 204, 206
+OK, CREATED, ACCEPTED, PARTIAL = 200, 201, 202, 206
 _UNAUTHORIZED, NOT_FOUND = 401, 404
 # Without a login, with it, and with a token in the place of one that has expired.
 _TRIES = 3

@@ -170,10 +170,7 @@ class BlobReader(OpenReader):
         policy = client.retry_policy
         patient = replace(policy, attempts=2 * policy.attempts)  # to begin a blob anew costs more
         limits = RequestLimits(patient, end - begin)
-
-        def attempt(at: int) -> Iterator[bytes]:
-            return self._attempt(at, end)
-
+        attempt = partial(self._attempt, end=end)
         try:
             yield from client.resume_body(attempt, begin, end, limits, self.name)
         except NotFoundError:

@@ -34,8 +34,8 @@ from blobstore.store.ports import (
     check_blob_size,
     check_expected,
     check_reader_size,
+    check_spelling,
     id_of,
-    other_spelling,
     replaced_id,
     unique,
 )
@@ -165,9 +165,7 @@ class RegistrySession(SpooledSession):
         named = unique(blob for blob in manifest.descriptors if blob.digest not in below)
         self._api.at_once(named, partial(self._bring, repository_of(name)))
         with self._publishing:
-            existing = self._manifests.stored_name(name)
-            if existing != name:
-                raise other_spelling(name, existing)
+            check_spelling(name, self._manifests.stored_name(name))
             if expected is not None:
                 check_expected(name, self._manifests.raw(name), expected)
             self._manifests.put(name, manifest)
