@@ -395,26 +395,25 @@ class Care:
 
     This one asks its blobs and manifests only. Homes with locks, a trash or files of their own
     have their own one. Blobs are given by their hex digits: there may be 600,000 of them.
+
+    ``at_once``: how many blobs are read at once by default, each by one request; None: several by a
+    core. ``grace``: why a short grace time is refused, and the hint. ``refusal_hint``: why models
+    may seem to be lost; ``{}`` is the place. ``exists``: False if there is nothing to lock or to
+    remove. ``blobs_place``, ``manifests_place``: where they are, for messages.
     """
 
     can_prune = False
     at_once: int | None = None
-    """How many blobs are read at once by default, each by one request; None: several by a core."""
     grace = (
         "a grace time under 1 h may take blobs that wait for a commit",
         "If no worker's blobs wait for a commit, confirm it: `sole_owner=True`.",
     )
-    """Why a short grace time is refused, and the hint."""
     refusal_hint = "Is the address right? To give up all models, prune with `forget=True`."
-    """Why models may seem to be lost; ``{}`` is the place."""
-
     exists = True
-    """False if there is nothing to lock or to remove."""
 
     def __init__(self, home: Readable) -> None:
         self.home = home
         self.blobs_place = self.manifests_place = home.address
-        """Where all blobs and manifests are, for messages."""
 
     @property
     def packed(self) -> Care | None:

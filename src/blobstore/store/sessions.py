@@ -96,10 +96,13 @@ class Writer(Protocol):
 
 
 class Intake(Protocol):
-    """A model that is being transferred to a `Receiver`."""
+    """A model that is being transferred to a `Receiver`.
+
+    ``in_sequence``: whether blobs are added one at a time, because each is written after the one
+    before.
+    """
 
     in_sequence: bool = False
-    """True if blobs are added one at a time, because each is written after the one before."""
 
     def missing(self, descriptors: Iterable[Descriptor]) -> list[Descriptor]:
         """Return those of ``descriptors``, each digest once, that have to be added.
@@ -137,11 +140,10 @@ class Session(Intake, Protocol):
     """What is being written. When the session ends, everything unpublished is removed.
 
     A session may recall the blobs that earlier ones made by keys of 64 hex digits that say how, so
-    that they are not made again.
+    that they are not made again. ``remembers``: whether later sessions recall what this one notes.
     """
 
     remembers: bool = False
-    """Whether later sessions recall what this one notes."""
 
     def recall(self, key: str, size: int, *, verify: bool) -> Finished | None:  # noqa: ARG002
         """Return the blob of ``size`` bytes that was made for ``key``, or None.
@@ -228,11 +230,11 @@ class Signatures(Protocol):
 class KeptSignatures(Protocol):
     """Signatures that are each kept under the sha256 of their bytes. See `Signatures`.
 
-    So several processes add signatures without waiting for each other.
+    So several processes add signatures without waiting for each other. ``at_once``: how many are
+    read at once.
     """
 
     at_once: ClassVar[int] = 1
-    """How many are read at once."""
 
     def read(self, name: ModelName, digest: Digest) -> list[Signature]:  # noqa: ARG002  # see above
         """See `Signatures`. Sorted by the sha256 of their bytes."""

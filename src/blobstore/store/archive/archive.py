@@ -94,11 +94,11 @@ _READ_AT_ONCE = 2**16
 class Contents:
     """The bytes of a tar, which are read at any place.
 
-    ``reader`` makes a reader for one thread (None: all threads can share ``whole``).
+    ``reader`` makes a reader for one thread (None: all threads can share ``whole``). ``size``:
+    bytes of the tar; None if its size is not known before its end.
     """
 
     size: int | None
-    """Bytes of the tar; None if its size is not known before its end."""
 
     def __init__(self, whole: OpenReader, reader: Callable[[], OpenReader] | None = None) -> None:
         self.name = whole.name
@@ -389,7 +389,8 @@ class FixedManifests(Manifests):
 class Archive(Closing, Readable):
     """The models of an archive, to be read. See `Readable`. A context manager.
 
-    ``name``: that of the archive's only model, which then needs none in the index.
+    ``name``: that of the archive's only model, which then needs none in the index. ``unnamed``:
+    manifests without a name, which can only be loaded under a given one.
     """
 
     blobs: _Blobs
@@ -406,7 +407,6 @@ class Archive(Closing, Readable):
         raw = {blob.digest: self.blobs.read(blob) for blob in unique(index)}
         named = [(one.model, raw[one.digest]) for one in index if one.model is not None]
         self.unnamed = tuple(one.digest for one in index if one.model is None)
-        """Manifests without a name, which can only be loaded under a given one."""
         if name is not None:
             if len(raw) != 1:
                 message = f"{self.address} has {len(raw):,} models: a name is for an archive of one"

@@ -143,7 +143,11 @@ def prune(
     care = opened_store(store).upper.care()
     if not care.can_prune:
         raise UsageError(f"{care.home.address} removes unneeded blobs by its own rules")
-    _check_grace(care, grace_s, sole_owner=sole_owner)
+    if not grace_s >= 0:
+        raise UsageError(f"invalid grace time: {grace_s!r}", hint="Give seconds, 0 or more.")
+    if grace_s < LEAST_GRACE_S and not sole_owner:
+        message, hint = care.grace
+        raise UsageError(message, hint=hint)
     result, references = _decide(care, grace_s, None, forget=forget)
     if dry_run or not care.exists:
         return replace(result, freed=care.trash_nbytes(), dry_run=dry_run)
@@ -166,7 +170,11 @@ def _decide(
     digests = care.digests()
     references = care.references(known)
     needed = references.needed()
-    blobs = _unneeded_blobs(care, digests - needed)
+    states, now = care.states(digests - needed), care.now()
+    blobs = [
+        UnneededBlob(Digest(digest), state.size, now - state.modified, state.path)
+        for digest, state in sorted(states.items())
+    ]
     # A clock that was set back gives blobs a negative age: they stay.
     removed = tuple(blob for blob in blobs if blob.age_s >= grace_s)
     spared = tuple(replace(blob, kept=True) for blob in blobs if blob.age_s < grace_s)
@@ -192,22 +200,6 @@ def _without_blobs(
     message = f"the manifests need {len(needed):,} blobs, and {place} contains none of them"
     hint = "Is its disk mounted? To remove models, use blobstore rm NAME."
     return StorageError(message, path=place, hint=hint)
-
-
-def _unneeded_blobs(care: Care, digests: AbstractSet[str]) -> list[UnneededBlob]:
-    states, now = care.states(digests), care.now()
-    return [
-        UnneededBlob(Digest(digest), state.size, now - state.modified, state.path)
-        for digest, state in sorted(states.items())
-    ]
-
-
-def _check_grace(care: Care, grace_s: float, *, sole_owner: bool) -> None:
-    if not grace_s >= 0:
-        raise UsageError(f"invalid grace time: {grace_s!r}", hint="Give seconds, 0 or more.")
-    if grace_s < LEAST_GRACE_S and not sole_owner:
-        message, hint = care.grace
-        raise UsageError(message, hint=hint)
 
 
 def undo_prune(store: Readable | StorePlace, *, wait_s: float = 1) -> UndoResult:

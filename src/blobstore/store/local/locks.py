@@ -122,7 +122,10 @@ class StoreLock:
             with os_errors("lock", self._path):
                 is_held = take_lock(fd, kind, wait_s)
             if not is_held:
-                raise self._busy(fd)
+                named = ", ".join(f"process {pid}" for pid in holders_of(fd)[:_NAMED])
+                message = f"the store is in use by {named or 'another process'} ({self._path})"
+                hint = "Try again later, or wait for it: `wait_s=SECONDS`."
+                raise BusyError(message, path=str(self._path), hint=hint)
             yield
         finally:
             close_quietly(fd)
@@ -133,12 +136,6 @@ class StoreLock:
             _refuse_links(self._path.parent)
             flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
             return os.open(self._path, flags, FILE_MODE)
-
-    def _busy(self, fd: int) -> BusyError:
-        named = ", ".join(f"process {pid}" for pid in holders_of(fd)[:_NAMED])
-        message = f"the store is in use by {named or 'another process'} ({self._path})"
-        hint = "Try again later, or wait for it: `wait_s=SECONDS`."
-        return BusyError(message, path=str(self._path), hint=hint)
 
 
 def _refuse_links(folder: Path) -> None:

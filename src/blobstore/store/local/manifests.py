@@ -374,8 +374,7 @@ class ManifestFolder(Manifests):
                     os.rmdir(entry.path)  # noqa: PTH106  # thousands of them
 
     def missing(self, name: ModelName, hint: str | None = None) -> NotFoundError:
-        if hint is None:
-            hint = hint_for(self.names(), name)
+        hint = hint or hint_for(self.names(), name)
         return ModelNotFoundError(f"model {str(name)!r} not found", model=str(name), hint=hint)
 
     def _path(self, name: ModelName) -> Path:

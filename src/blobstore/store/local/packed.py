@@ -155,13 +155,11 @@ class PackedBlobs(Blobs):
 
     def stored(self, digests: AbstractSet[str]) -> int:
         files = self.files().items()
-        return sum(self.size(name) for name, inside in files if not digests.isdisjoint(inside))
-
-    def size(self, name: str) -> int:
-        return file_size(self.path / name)
+        paths = (self.path / name for name, inside in files if not digests.isdisjoint(inside))
+        return sum(map(file_size, paths))
 
     def nbytes(self) -> int:
-        return sum(map(self.size, self.files()))
+        return sum(file_size(self.path / name) for name in self.files())
 
     def bases_of(self, name: str) -> set[str]:
         """Return the base blobs, in hex digits, that a packed file needs.
@@ -362,7 +360,9 @@ class PackedCare(Care):
         for name in self._models.manifests.names():
             try:
                 files = self._models.files_of(name)
-                sizes |= {file: self._models.blobs.size(file) for file in files - sizes.keys()}
+                sizes |= {
+                    file: file_size(self._models.blobs.path / file) for file in files - sizes.keys()
+                }
                 needs[name] = {file: sizes[file] for file in files}
             except BlobStoreError as error:
                 broken[name] = error.without_traceback()

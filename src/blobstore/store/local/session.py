@@ -235,7 +235,7 @@ class LocalSession(Session):
                 raise
         self._stage = HashStage()
         self._made: dict[Digest, FinishedBlob] = {}
-        self._numbers = itertools.count()
+        self._numbers = map(str, itertools.count())
         self._recorded: dict[str, str] | None = None
         self._keyed: dict[str, FinishedBlob] = {}
         self._unnoted: list[str] = []
@@ -254,12 +254,12 @@ class LocalSession(Session):
             finished(blob)
 
         syncs = not self._syncs_whole
-        return BlobWriter(self._folder, self._number(), size, both, stage, syncs=syncs)
+        return BlobWriter(self._folder, next(self._numbers), size, both, stage, syncs=syncs)
 
     def put_all(self, blobs: Sequence[Bytes]) -> list[FinishedBlob]:
         write = partial(write_whole, self._folder, syncs=not self._syncs_whole)
         made = [
-            write(Digest(raw.hex()), memoryview(data), self._number())
+            write(Digest(raw.hex()), memoryview(data), next(self._numbers))
             for raw, data in zip(hashing.digests(blobs), blobs, strict=True)
         ]
         for blob in made:
@@ -283,7 +283,7 @@ class LocalSession(Session):
         if descriptor.digest in self._made or self.recall(key, descriptor.size, verify=False):
             return How.THERE
         check_reader_size(descriptor, reader)
-        how, place = How.COPIED, self._folder / self._number()
+        how, place = How.COPIED, self._folder / next(self._numbers)
         if reader.fileno() is not None and clone(reader, place):
             how = How.CLONED
         elif reader.fileno() is not None and link(reader, place):
@@ -297,9 +297,6 @@ class LocalSession(Session):
             raise wrong_bytes(descriptor, reader)
         self.note(key, blob)
         return how
-
-    def _number(self) -> str:
-        return str(next(self._numbers))
 
     def _share_blocks(self, place: Path, descriptor: Descriptor) -> FinishedBlob:
         """Return the blob of a file that shares another's blocks, named for its digest."""
@@ -396,7 +393,7 @@ class LocalSession(Session):
         manifest.check_limits()
         named = [blob for blob in manifest.descriptors if blob.digest not in below]
         created = {blob.digest for blob in self._blobs.missing(named)}
-        prepared = self._folder / f"manifest-{self._number()}"  # a refused one may be there
+        prepared = self._folder / f"manifest-{next(self._numbers)}"  # a refused one may be there
         self._manifests.prepare(name, manifest, prepared)
         is_new = self._copies.write(name, manifest.raw)
         try:

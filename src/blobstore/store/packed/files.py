@@ -303,9 +303,6 @@ _COUNTS = struct.Struct("<III")
 # A blob: its digest, size and number of frames. A base: its digest and size. A frame.
 _TABLES = (struct.Struct("<32sQI"), struct.Struct("<32sQ"), struct.Struct("<IBBHQI4I"))
 
-OpenBlob = Callable[[Digest], OpenReader]
-"""Opens the packed blob that another was packed against."""
-
 
 @dataclass(frozen=True)
 class PackedIndex:
@@ -357,8 +354,13 @@ def read_index(file: OpenReader) -> PackedIndex | None:
     )
 
 
-def blob_frames(file: FileReader, index: PackedIndex, digest: str, open_blob: OpenBlob) -> Frames:
-    """Return the frames of one blob of a packed file of earlier versions."""
+def blob_frames(
+    file: FileReader, index: PackedIndex, digest: str, open_blob: Callable[[Digest], OpenReader]
+) -> Frames:
+    """Return the frames of one blob of a packed file of earlier versions.
+
+    ``open_blob`` opens the packed blobs that it was packed against.
+    """
     frames = index.frames[digest]
 
     def decoded(number: int) -> bytes:

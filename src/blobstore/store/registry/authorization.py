@@ -234,9 +234,6 @@ class AccessToken:
     def field(self) -> str:
         return f"Bearer {self.secret.reveal()}"
 
-    def lasts(self) -> bool:
-        return time.monotonic() < self.until - _MARGIN_S
-
 
 @dataclass(frozen=True, slots=True)
 class TokenServer:
@@ -473,7 +470,7 @@ class Authorization:
         before = self._failures.get(scope)
         with self._fetching:
             token = self._tokens.get(scope)
-            if token is not None and token.lasts():
+            if token is not None and time.monotonic() < token.until - _MARGIN_S:
                 return token
             failure = self._failures.get(scope)
             if failure is not None and failure is not before:

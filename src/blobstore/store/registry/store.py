@@ -127,8 +127,8 @@ class RegistrySession(SpooledSession):
         self._publishing = publishing
         self._repository = repository_of(name) if name is not None else None
         self._sent: set[Digest] = set()
+        # Repositories that no blob can be mounted from.
         self._closed: set[str] = set()
-        """Repositories that no blob can be mounted from."""
 
     def missing(self, descriptors: Iterable[Descriptor]) -> list[Descriptor]:
         # Those that can be mounted from another repository are mounted.

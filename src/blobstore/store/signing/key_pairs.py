@@ -69,12 +69,12 @@ class PublicKey:
     @property
     def digest(self) -> Digest:
         """The sha256 of the key's SubjectPublicKeyInfo in DER."""
-        return Digest.of(self._encode("der"))
+        return Digest.of(self._encode("DER"))
 
     @property
     def pem(self) -> bytes:
         """The key in PEM."""
-        return self._encode("pem")
+        return self._encode("PEM")
 
     def verifies(self, data: bytes, value: bytes) -> bool:
         """Return True if ``value`` is a signature of ``data`` by this key."""
@@ -89,8 +89,7 @@ class PublicKey:
     def _encode(self, form: str) -> bytes:
         from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
-        encoding = Encoding.DER if form == "der" else Encoding.PEM
-        return bytes(self._key.public_bytes(encoding, PublicFormat.SubjectPublicKeyInfo))
+        return bytes(self._key.public_bytes(Encoding[form], PublicFormat.SubjectPublicKeyInfo))
 
 
 class PrivateKey:
