@@ -197,7 +197,6 @@ class ShareHints:
         return {Share(match[1], match[2], Digest(match[3])) for match in matches}
 
     def add(self, share: Share) -> None:
-        """Note one. Failures are ignored."""
         if share not in self.read():
             text = f"{share.host} {share.repository} {share.manifest.hex}"
             self._file.add([(hashlib.sha256(text.encode()).hexdigest(), text)])

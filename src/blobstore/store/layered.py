@@ -167,8 +167,6 @@ class LayeredStore(Home):
     Raises: UsageError if one store is given twice.
     """
 
-    manifests: _Manifests
-
     def __init__(self, upper: Home, lower: Sequence[Readable], *, copies_up: bool = False) -> None:
         self._upper = upper
         self.lower = tuple(lower)
@@ -181,7 +179,7 @@ class LayeredStore(Home):
         if len(set(addresses)) < len(homes) and "memory" not in addresses:
             raise UsageError(f"a store is given twice: {', '.join(addresses)}")
         self.blobs = _Blobs(homes, [upper] if copies_up else None)
-        self.manifests = _Manifests(homes)
+        self.manifests: _Manifests = _Manifests(homes)
         kept = upper.signatures
         self.signatures = None if kept is None else _Signatures(kept, homes)
         self._copies_up = copies_up

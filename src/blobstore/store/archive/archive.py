@@ -393,15 +393,13 @@ class Archive(Closing, Readable):
     manifests without a name, which can only be loaded under a given one.
     """
 
-    blobs: _Blobs
-    manifests: FixedManifests
     open_blobs_stay = True  # an archive is not changed in place
 
     def __init__(self, contents: Contents, name: ModelName | None = None) -> None:
         self.address = contents.name
         self._contents = contents
         self._members = _TarScan(contents).members()
-        self.blobs = _Blobs(contents, self._members)
+        self.blobs: _Blobs = _Blobs(contents, self._members)
         check_layout(self._document(LAYOUT_PATH), f"{LAYOUT_PATH} of {self.address}")
         index = parse_index(self._document(INDEX_PATH), f"{INDEX_PATH} of {self.address}")
         raw = {blob.digest: self.blobs.read(blob) for blob in unique(index)}
@@ -413,7 +411,7 @@ class Archive(Closing, Readable):
                 raise UsageError(message, hint="Choose models by their own names.")
             named = [(name, text) for text in raw.values()]
             self.unnamed = ()
-        self.manifests = FixedManifests(self.address, dict(named))
+        self.manifests: FixedManifests = FixedManifests(self.address, dict(named))
 
     def _document(self, path: str) -> bytes:
         member = self._members.get(path)

@@ -115,10 +115,6 @@ class BucketStore(Home):
     Raises: UsageError for a lease that is longer than an hour.
     """
 
-    blobs: BucketBlobs
-    manifests: BucketManifests
-    signatures: BucketSignatures
-
     def __init__(
         self,
         bucket: Bucket,
@@ -132,11 +128,11 @@ class BucketStore(Home):
         self.address = bucket.address
         self.bucket = bucket
         self.lease_s = lease_s
-        self.manifests = BucketManifests(bucket)
-        self.blobs = BucketBlobs(bucket, self.manifests, cache)
+        self.manifests: BucketManifests = BucketManifests(bucket)
+        self.blobs: BucketBlobs = BucketBlobs(bucket, self.manifests, cache)
         self.summaries = None if cache is None else cache.store.summaries
         self.has_cache = cache is not None
-        self.signatures = BucketSignatures(bucket)
+        self.signatures: BucketSignatures = BucketSignatures(bucket)
         self.wait_s = wait_s
         self._cache = cache
         self._has_conditions = False

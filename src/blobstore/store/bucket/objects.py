@@ -311,7 +311,7 @@ class BlobCache:
         return None
 
     def _use(self, descriptor: Descriptor) -> None:
-        """Note that a blob is used now. Its own file keeps its times, which tell of a change."""
+        # Its own file keeps its times, which tell of a change.
         with suppress(OSError):
             self._used.mkdir(parents=True, exist_ok=True)
             (self._used / descriptor.digest.file_name).touch()

@@ -267,12 +267,8 @@ class ManifestFolder(Manifests):
 
     def raw(self, name: ModelName) -> bytes | None:
         """Return the bytes of a manifest: None if it is missing, b"" if it can't be read."""
-        try:
-            return self.text(name)
-        except NotFoundError:
-            return None
-        except BlobStoreError:
-            return b""
+        text = self.text_or_error(name)
+        return b"" if isinstance(text, BlobStoreError) else text
 
     def modified_at(self, name: ModelName) -> datetime | None:
         """Return when the manifest was written, in UTC; None if that is out of range.

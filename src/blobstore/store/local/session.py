@@ -299,7 +299,6 @@ class LocalSession(Session):
         return how
 
     def _share_blocks(self, place: Path, descriptor: Descriptor) -> FinishedBlob:
-        """Return the blob of a file that shares another's blocks, named for its digest."""
         with FileReader(place, follow=False) as reader:
             reader.read_ahead()
             digest = reader.digest(self._stage)

@@ -68,10 +68,6 @@ class RegistryStore(Closing, Home):
     that may have a blob, to mount it from. ``repository``: the only one whose models it lists.
     """
 
-    blobs: RegistryBlobs
-    manifests: RegistryManifests
-    signatures: RegistrySignatures
-
     def __init__(
         self,
         host: str,
@@ -87,9 +83,11 @@ class RegistryStore(Closing, Home):
         self.address = address or f"https://{host}"
         self._client = client
         api = RegistryApi(client, self.address, login, realms=realms)
-        self.manifests = RegistryManifests(api, host, Places(others), pinned or {}, repository)
-        self.signatures = RegistrySignatures(api, self.manifests)
-        self.blobs = RegistryBlobs(api, self.manifests.places, self.manifests)
+        self.manifests: RegistryManifests = RegistryManifests(
+            api, host, Places(others), pinned or {}, repository
+        )
+        self.signatures: RegistrySignatures = RegistrySignatures(api, self.manifests)
+        self.blobs: RegistryBlobs = RegistryBlobs(api, self.manifests.places, self.manifests)
         self._publishing = threading.Lock()
 
     def session(self, *, name: ModelName | None = None) -> AbstractContextManager[RegistrySession]:
