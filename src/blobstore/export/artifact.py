@@ -53,7 +53,7 @@ from blobstore.hashing.stage import HashStage
 from blobstore.io.ranges import BytesReader, JoinedReader, OpenReader, Segment
 from blobstore.io.workers import Progress, results_of, start_progress, threads
 from blobstore.names import Digest, ModelName
-from blobstore.store.archive.archive import FixedManifests
+from blobstore.store.memory import KnownManifests
 from blobstore.store.places import StorePlace, opened_store
 from blobstore.store.ports import Blobs, Readable, check_blob_size, unique
 from blobstore.store.stored_model import StoredModel
@@ -214,7 +214,7 @@ class Artifact(Readable):
         self.name = name
         self.notes = tuple(notes)
         self.blobs = _Blobs(opened, manifest.descriptors)
-        self.manifests = FixedManifests(address, {name: manifest.raw})
+        self.manifests = KnownManifests(address, {name: manifest.raw})
 
     @contextmanager
     def lease(self) -> Iterator[bool]:

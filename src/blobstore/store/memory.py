@@ -20,15 +20,17 @@ from blobstore.store.ports import (
     Expected,
     Home,
     How,
+    KeptSignatures,
     Manifests,
     Removal,
+    SpooledSession,
     blob_not_found,
     check_blob_size,
     check_expected,
     check_spelling,
+    name_among,
     unique,
 )
-from blobstore.store.sessions import KeptSignatures, SpooledSession
 
 
 @dataclass(eq=False)
@@ -51,16 +53,28 @@ class _Blobs(Blobs):
 
 
 @dataclass(eq=False)
-class _Manifests(Manifests):
+class KnownManifests(Manifests):
+    """Manifests in memory, of the home called ``what``. See `Manifests`."""
+
+    _what: str
     all: dict[ModelName, bytes] = field(default_factory=dict)
 
     def names(self) -> list[ModelName]:
         return sorted(self.all)
 
+    def in_order(self) -> list[ModelName]:
+        return list(self.all)
+
+    def stored_name(self, name: ModelName) -> ModelName:
+        return name if name in self.all else name_among(self.all, name)
+
     def text(self, name: ModelName) -> bytes:
         raw = self.all.get(name)
         if raw is None:
-            raise ModelNotFoundError(f"model {str(name)!r} not found", model=str(name))
+            message = f"{self._what} has no model {str(name)!r}"
+            names = ", ".join(map(str, self.names()[:8]))
+            hint = f"It has {names}." if names else "It has no model with a name."
+            raise ModelNotFoundError(message, model=str(name), hint=hint)
         return raw
 
 
@@ -142,7 +156,7 @@ class MemoryStore(Home):
     def __init__(self) -> None:
         self.mutex = threading.Lock()
         self.blobs: _Blobs = _Blobs()
-        self.manifests: _Manifests = _Manifests()
+        self.manifests: KnownManifests = KnownManifests("the store in memory")
         self.signatures: _Signatures = _Signatures()
         self.kept: dict[str, bytes] = {}
 

@@ -29,11 +29,10 @@ from typing import IO, BinaryIO
 from blobstore.errors import (
     CorruptDataError,
     LimitExceededError,
-    ModelNotFoundError,
     UsageError,
     from_os_error,
 )
-from blobstore.formats.documents import Descriptor, Manifest
+from blobstore.formats.documents import Descriptor
 from blobstore.formats.oci import (
     INDEX_PATH,
     LAYOUT_PATH,
@@ -58,6 +57,7 @@ from blobstore.formats.tar import (
 from blobstore.io.durable import os_errors
 from blobstore.io.ranges import Closing, FileReader, OpenReader
 from blobstore.names import Digest, ModelName
+from blobstore.store.memory import KnownManifests
 from blobstore.store.packed.files import (
     FramesReader,
     damaged_error,
@@ -66,14 +66,12 @@ from blobstore.store.packed.files import (
 )
 from blobstore.store.ports import (
     Blobs,
-    Manifests,
     Readable,
+    Spool,
     blob_not_found,
     check_blob_size,
-    name_among,
     unique,
 )
-from blobstore.store.sessions import Spool
 
 _HEX = 64
 _PREFIX = blob_path(Digest("0" * _HEX))[:-_HEX]
@@ -355,37 +353,6 @@ class _Blobs(Blobs):
         return {digest for path in paths if len(digest := path.removeprefix(_PREFIX)) == _HEX}
 
 
-class FixedManifests(Manifests):
-    """Manifests that are all known, of the home called ``what``. See `Manifests`."""
-
-    def __init__(self, what: str, manifests: dict[ModelName, bytes]) -> None:
-        self._what = what
-        self._raw = manifests
-        self._spellings: dict[tuple[str, ...], list[ModelName]] = {}
-        for name in manifests:
-            self._spellings.setdefault(name.folded, []).append(name)
-
-    def names(self) -> list[ModelName]:
-        return sorted(self._raw)
-
-    def in_order(self) -> list[ModelName]:
-        return list(self._raw)
-
-    def stored_name(self, name: ModelName) -> ModelName:
-        return name_among(self._spellings.get(name.folded, ()), name)
-
-    def read(self, name: ModelName) -> Manifest:
-        return Manifest.parse(self.text(name), f"{self._what}: the manifest of {name}")
-
-    def text(self, name: ModelName) -> bytes:
-        if name not in self._raw:
-            message = f"{self._what} has no model {str(name)!r}"
-            names = ", ".join(map(str, self.names()[:8]))
-            hint = f"It has {names}." if names else "Its models have no names."
-            raise ModelNotFoundError(message, model=str(name), hint=hint)
-        return self._raw[name]
-
-
 class Archive(Closing, Readable):
     """The models of an archive, to be read. See `Readable`. A context manager.
 
@@ -411,7 +378,7 @@ class Archive(Closing, Readable):
                 raise UsageError(message, hint="Choose models by their own names.")
             named = [(name, text) for text in raw.values()]
             self.unnamed = ()
-        self.manifests: FixedManifests = FixedManifests(self.address, dict(named))
+        self.manifests: KnownManifests = KnownManifests(self.address, dict(named))
 
     def _document(self, path: str) -> bytes:
         member = self._members.get(path)

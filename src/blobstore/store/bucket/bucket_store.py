@@ -82,6 +82,8 @@ from blobstore.store.ports import (
     OddFile,
     Removal,
     Session,
+    Spool,
+    SpoolWriter,
     blob_not_found,
     check_blob_size,
     check_reader_size,
@@ -89,7 +91,6 @@ from blobstore.store.ports import (
     unique,
 )
 from blobstore.store.references import References
-from blobstore.store.sessions import Spool, SpoolWriter
 
 _Name = str | ModelName
 # Objects that one request removes.

@@ -43,14 +43,15 @@ from blobstore.store.local.store import Store
 from blobstore.store.local.store_folder import PRIVATE
 from blobstore.store.ports import (
     Blobs,
+    KeptSignatures,
     Manifests,
     check_blob_size,
+    checked_pieces,
     name_among,
     unique,
     wrong_bytes,
 )
 from blobstore.store.references import References
-from blobstore.store.sessions import KeptSignatures, checked_pieces
 
 BLOBS = "blobs/"
 MANIFESTS = "manifests/"

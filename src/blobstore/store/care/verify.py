@@ -220,9 +220,11 @@ class _Run:
     def _read(self, name: ModelName) -> tuple[Users | None, str | None]:
         """Return the users of a model's manifest, and its fault; twice None if it is missing."""
         raw = self.care.home.manifests.text_or_error(name)
-        users = self._known.of(raw) if isinstance(raw, bytes) else raw
-        if not isinstance(raw, bytes) or not isinstance(users, Users):
-            return None, users and users.message
+        if not isinstance(raw, bytes):
+            return None, None if raw is None else raw.message
+        users = self._known.of(raw)
+        if isinstance(users, BlobStoreError):
+            return None, users.message
         return users, difference(raw, self.care.copies(name))
 
     def _users(self, raw: bytes, what: str) -> Users:

@@ -49,9 +49,11 @@ from blobstore.io.durable import (
 from blobstore.names import Digest, ModelName
 from blobstore.store.local.locks import StoreLock, is_young, refuse_links
 from blobstore.store.local.manifests import DEPTH, walk
-from blobstore.store.ports import Leftover
+from blobstore.store.ports import (
+    KeptSignatures,
+    Leftover,
+)
 from blobstore.store.references import Needs, ReadOnce, needs_of
-from blobstore.store.sessions import KeptSignatures
 
 _HEX = re.compile(r"[0-9a-f]{64}", re.ASCII)
 _NAME = re.compile(r"sha256-(?P<hex>[0-9a-f]{64})-(?P<size>[0-9]{1,15})", re.ASCII)

@@ -60,6 +60,7 @@ from blobstore.store.ports import (
     ambiguous,
     blob_not_found,
     check_blob_size,
+    checked_pieces,
     unique,
 )
 from blobstore.store.registry.api import (
@@ -73,7 +74,6 @@ from blobstore.store.registry.api import (
     repository_of,
 )
 from blobstore.store.registry.authorization import CATALOG, Scope
-from blobstore.store.sessions import checked_pieces
 
 _DIGEST = "docker-content-digest"
 

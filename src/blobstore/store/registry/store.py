@@ -31,6 +31,7 @@ from blobstore.store.ports import (
     How,
     Readable,
     Removal,
+    SpooledSession,
     check_blob_size,
     check_expected,
     check_reader_size,
@@ -50,7 +51,6 @@ from blobstore.store.registry.repositories import (
     Uploads,
     check_manifest_size,
 )
-from blobstore.store.sessions import SpooledSession
 from blobstore.store.signing.signed_models import SignaturePolicy
 from blobstore.store.transfer import TransferResult, transfer
 

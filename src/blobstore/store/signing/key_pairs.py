@@ -89,7 +89,9 @@ class PublicKey:
     def _encode(self, form: str) -> bytes:
         from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
-        return bytes(self._key.public_bytes(Encoding[form], PublicFormat.SubjectPublicKeyInfo))
+        return bytes(
+            self._key.public_bytes(getattr(Encoding, form), PublicFormat.SubjectPublicKeyInfo)
+        )
 
 
 class PrivateKey:
