@@ -202,6 +202,8 @@ class _Blobs(Blobs):
 class Artifact(Readable):
     """A stored model in another form. ``notes``: sentences about what it leaves out or changes."""
 
+    open_blobs_stay = True  # for as long as the artifact is open
+
     def __init__(
         self,
         name: ModelName,
@@ -215,10 +217,6 @@ class Artifact(Readable):
         self.notes = tuple(notes)
         self.blobs = _Blobs(opened, manifest.descriptors)
         self.manifests = KnownManifests(address, {name: manifest.raw})
-
-    @contextmanager
-    def lease(self) -> Iterator[bool]:
-        yield True  # the store's blobs are kept for as long as the artifact is open
 
 
 @contextmanager
