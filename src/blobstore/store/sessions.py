@@ -421,16 +421,15 @@ class Spool:
             self._file.close()
 
 
+@dataclass(eq=False)
 class SpooledBlob(OpenReader):
     """One blob of a `Spool`."""
 
+    _fd: int
+    _begin: int
+    size: int
     identity = None
     name = "a temporary file"
-
-    def __init__(self, fd: int, begin: int, size: int) -> None:
-        self._fd = fd
-        self._begin = begin
-        self.size = size
 
     def write(self, offset: int, data: Any) -> None:
         with os_errors("write", self.name):

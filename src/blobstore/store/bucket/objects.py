@@ -90,8 +90,6 @@ def digest_in(key: str) -> Digest | None:
 
 def model_of(key: str) -> ModelName | None:
     """Return the name of the model whose manifest has a key, None if it is not that of a model."""
-    if not key.startswith(MANIFESTS):
-        return None
     return ModelName.of_path(key.removeprefix(MANIFESTS).split("/"))
 
 

@@ -160,8 +160,8 @@ class BlobChecks:
         """Add the blobs of a manifest, except those ``below``, which only another home has."""
         for blob in manifest.descriptors:
             if blob.digest not in below:
-                use = BlobReference(users, blob, blob is manifest.config)
-                self.uses[blob.digest.hex].append(use)
+                is_config = blob is manifest.config
+                self.uses[blob.digest.hex].append(BlobReference(users, blob, is_config))
 
     def largest_first(self, wanted: Callable[[str], bool]) -> list[str]:
         """Return those blobs that are ``wanted``, the largest first."""
@@ -282,8 +282,7 @@ class BlobChecks:
                     progress(blob.reader.size, blob.name)
                 except BlobStoreError as error:
                     blob.found = error
-        names = [blob.name for blob in large]
-        readers = [blob.reader for blob in large]
+        readers, names = [blob.reader for blob in large], [blob.name for blob in large]
         results = digests_of(readers, names, progress=progress, stop=stop)
         for blob, found in zip(large, results, strict=True):
             blob.found = found

@@ -76,10 +76,7 @@ class ManifestCopies:
         return copies
 
     def needs(self, name: ModelName, known: ReadOnce[Needs]) -> AbstractSet[str]:
-        """Return the hex digits of the blobs that the intact copies of a model's manifest name.
-
-        ``known``: the needs of other models' copies, whose bytes may be the same.
-        """
+        """Return the hex digits of the blobs that the intact copies of a model's manifest name."""
         needs_of = map(known.of, self.of(name))
         # A manifest of a later version may be unreadable.
         needs = [each.keys() for each in needs_of if not isinstance(each, BlobStoreError)]

@@ -29,8 +29,8 @@ Redirects of a token server that lead to another origin are refused.
 
 import re
 import time
-from collections.abc import Collection, Iterable
-from dataclasses import dataclass, field, replace
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, replace
 from threading import Lock
 from urllib.parse import urlencode
 
@@ -61,26 +61,18 @@ class ChallengeError(ValueError):
     """A text is not a list of challenges: the reason, with the place in the text."""
 
 
-@dataclass(frozen=True, slots=True)
-class Challenge:
-    """One challenge. Names of schemes and parameters are in lower case.
+def parse_challenges(fields: Iterable[str]) -> list[tuple[str, dict[str, str]]]:
+    """Return the challenges of a reply's fields, in their order: schemes, and their parameters.
 
-    A token68 is dropped: neither Basic nor Bearer has one.
-    """
-
-    scheme: str
-    parameters: dict[str, str] = field(default_factory=dict)
-
-
-def parse_challenges(fields: Iterable[str]) -> list[Challenge]:
-    """Return the challenges of a reply's fields, in their order.
+    Names of schemes and parameters are in lower case. A token68 is dropped: neither Basic nor
+    Bearer has one.
 
     Raises: ChallengeError for anything else than the grammar allows, and for a parameter that
     comes twice in a challenge (section 11.2).
     """
-    challenges = []
+    challenges: list[tuple[str, dict[str, str]]] = []
     for text in fields:
-        parameters = None
+        parameters: dict[str, str] | None = None
         position = len(text) - len(text.lstrip(" \t,"))
         while position < len(text):
             if parameters is not None and (match := _PARAMETER.match(text, position)):
@@ -89,8 +81,8 @@ def parse_challenges(fields: Iterable[str]) -> list[Challenge]:
                     raise ChallengeError(f"{name[:40]} appears twice")
                 parameters[name.lower()] = _ESCAPED.sub(r"\1", quote) if token is None else token
             elif match := _SCHEME.match(text, position):
-                challenges.append(Challenge(match[1].lower()))
-                parameters = challenges[-1].parameters
+                parameters = {}
+                challenges.append((match[1].lower(), parameters))
             else:
                 raise ChallengeError(f"invalid at character {position}")
             position = match.end()
@@ -425,7 +417,7 @@ class Authorization:
             raise refusal(
                 self._registry, f"asks for credentials in a malformed way: {error}"
             ) from None
-        by_scheme = {challenge.scheme: challenge for challenge in reversed(challenges)}
+        by_scheme = dict(reversed(challenges))
         if (bearer := by_scheme.get("bearer")) is not None:
             return self._token_server(bearer, reply)
         if "basic" not in by_scheme:
@@ -441,12 +433,12 @@ class Authorization:
             raise refusal(self._registry, f"asks for a user name and a password, not for {login}")
         return login.basic
 
-    def _token_server(self, bearer: Challenge, reply: Reply) -> TokenServer:
-        realm = bearer.parameters.get("realm")
+    def _token_server(self, bearer: Mapping[str, str], reply: Reply) -> TokenServer:
+        realm = bearer.get("realm")
         if realm is None:
             raise refusal(self._registry, "asks for a token, and names no token server")
         # Every registry names its repository; a name with a * would be a token for all.
-        for scope in bearer.parameters.get("scope", "").split():
+        for scope in bearer.get("scope", "").split():
             kind, _, rest = scope.partition(":")
             if kind == "repository" and "*" in rest.rpartition(":")[0]:
                 raise refusal(
@@ -459,7 +451,7 @@ class Authorization:
             has_login=self._login is not None,
             from_public=reply.from_public,
         )
-        return TokenServer(self._registry.authority, target, bearer.parameters.get("service"))
+        return TokenServer(self._registry.authority, target, bearer.get("service"))
 
     def _token(self, server: TokenServer, scope: Scope | None) -> AccessToken:
         """Return the token for ``scope``. One thread fetches it, and others share what it gets.

@@ -101,8 +101,7 @@ class PrivateKey:
     """
 
     def __init__(self, key: Any, name: str) -> None:
-        public = getattr(key, "public_key", lambda: key)()
-        self.public = PublicKey(public, name)
+        self.public = PublicKey(getattr(key, "public_key", lambda: key)(), name)
         self._key = key
 
     @classmethod
