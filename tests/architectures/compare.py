@@ -219,7 +219,6 @@ def logits_of(network: Any) -> Any:
 
 
 def said(error: BaseException) -> str:
-    """Return an error in a line, its type first."""
     return f"{type(error).__name__}: {_one_line(error)}"
 
 

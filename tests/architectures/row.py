@@ -30,7 +30,6 @@ def made_apart(make: Callable[[str], Row], name: str) -> Row:
 
 
 def make_row(name: str) -> Row:
-    """Return what comes of an architecture as each type, as JSON's values."""
     warnings.simplefilter("ignore")
     if reason := architectures()[name].unsound:
         outcome = Outcome(verdict=Verdict.NOT_COMPARED, reason=reason)

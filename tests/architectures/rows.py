@@ -35,7 +35,6 @@ class Architecture:
 
 
 def architectures() -> dict[str, Architecture]:
-    """Return all rows by name, in the order of their names."""
     recipes = json.loads(_RECIPES.read_text())
     for recipes_of_maker in recipes.values():
         recipes_of_maker |= {name: {} for name in recipes_of_maker.pop("")}

@@ -100,7 +100,6 @@ def prepare(folder: Path) -> None:
 
 
 def main(words: Sequence[str]) -> int:
-    """Try the inputs, and print the table."""
     faults = 0
     print("| input | worst of its commands | it ends with | MB | s |\n|---|---|---|---|---|")
     with tempfile.TemporaryDirectory(prefix="crafted-") as name:

@@ -49,8 +49,6 @@ GPT_OSS = {
 
 @dataclass
 class Variant:
-    """A file, and what was changed."""
-
     file: GgufFile
     changes: list[str] = field(default_factory=list)
     cut: int | None = None

@@ -218,7 +218,6 @@ def run_batch(seed: str) -> Report:
 
 @cache
 def corpus_files() -> tuple[bytes, ...]:
-    """Return the small files of the corpus, good and bad."""
     cases = (json.loads(line) for line in CORPUS.read_text("utf-8").splitlines())
     files = (base64.b64decode(case["bytes_base64"]) for case in cases if "bytes_base64" in case)
     return tuple(raw for raw in files if len(raw) < 1000)
@@ -242,7 +241,6 @@ def run(seed: str, executions: int, jobs: int, folder: Path) -> Report:
 
 
 def main() -> None:
-    """Run the long form, or check saved inputs."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--executions", type=int, default=1_000_000)
     parser.add_argument("--jobs", type=int, default=1)

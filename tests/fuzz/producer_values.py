@@ -135,7 +135,6 @@ def fields(words: Array, bits: int, *, dense: bool = True) -> Array:
 
 
 def spread(scale: Array, shape: tuple[int, ...], height: int, width: int) -> Array:
-    """Return a scale of blocks, one for each value."""
     wide = np.repeat(np.repeat(scale, height, -2), width, -1)
     return wide[..., : shape[-2], : shape[-1]]
 

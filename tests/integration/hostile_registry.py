@@ -52,8 +52,6 @@ _WRONG_DIGEST = f"Docker-Content-Digest: {digest_of(b'another')}"
 
 @dataclass
 class Scene:
-    """What a case changes, and what it did afterwards."""
-
     here: Server
     there: Server
     store: Store
@@ -133,7 +131,6 @@ class Scene:
         self.registry.put(REPOSITORY, TAG, self.raw, ())
 
     def home(self) -> RegistryStore:
-        """Return the registry as the client sees it, with the login of a user."""
         client = HttpClient(connections=4, retry_policy=RETRIES, is_public=lambda _: False)
         login = Login("alice", Secret(_SECRET))
         return RegistryStore(self.host, client, address=self.here.at("").rstrip("/"), login=login)

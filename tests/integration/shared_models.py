@@ -40,7 +40,6 @@ def commit_tensors(
 
 
 def manifest_of(config: bytes, blobs: Sequence[bytes], *, oci: bool = False) -> bytes:
-    """Return a manifest of tensors, written by hand."""
     document: dict[str, Any] = {
         "schemaVersion": 2,
         "mediaType": OCI_MANIFEST if oci else documents.MANIFEST_MEDIA_TYPE,
@@ -64,7 +63,6 @@ def contents(store: Store, name: str) -> dict[str, bytes]:
 
 
 def same(one: Store, other: Store, name: str, other_name: str | None = None) -> bool:
-    """Return True if two stores have a model with the same manifest and the same bytes."""
     found = str(other.find(other_name or name))
     is_same = one.manifest(name).raw == other.manifest(found).raw
     return is_same and contents(one, name) == contents(other, found)

@@ -46,7 +46,6 @@ def rig(request: pytest.FixtureRequest, checkpoint: Path) -> Iterator[FarRig]:
 
 
 def imported(source: Source, store: Store) -> Blobs:
-    """Import the checkpoint, and return its blobs."""
     return blobs_of(import_model(source, "m", store=store, quant="int4", jobs=2).manifest)
 
 

@@ -51,7 +51,6 @@ def serving(place: str, work: Path, sources: dict[str, Path]) -> Iterator[Opener
 
 
 def imported(source: Source, root: Path, quant: str = "int4") -> Blobs:
-    """Import a source into a store, and return its blobs."""
     store = open_store(root)
     made = import_model(source, "m", store=store, quant=quant, profile="ollama")
     assert verify(store).is_sound

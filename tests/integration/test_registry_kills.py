@@ -36,7 +36,6 @@ def started(*words: str) -> subprocess.Popen[str]:
 
 
 def kill(between: Relay, nbytes: int, *words: str) -> None:
-    """Kill a command when so many bytes have passed."""
     process = started(*words)
     between.after(nbytes, process.kill)
     _, errors = process.communicate(timeout=600)

@@ -37,7 +37,6 @@ class Case:
         return open_model(self.result.name, store=self.store)
 
     def header_text(self, layer: Descriptor) -> str:
-        """Return the header of a tensor blob, with its padding."""
         data = self.store.blobs.read(layer)
         return data[8 : 8 + int.from_bytes(data[:8], "little")].decode()
 
@@ -82,7 +81,6 @@ def case_maker(root: Path) -> Cases:
 
 @functools.cache
 def record_of(source: str) -> Json:
-    """Return what Ollama made of a source, by type."""
     loaded: Json = json.loads((FIXTURES / "ollama-records" / f"{source}.json").read_text())
     return loaded
 

@@ -47,7 +47,6 @@ any_fp8_kind = pytest.mark.parametrize("kind", FP8_KINDS.values(), ids=FP8_KINDS
 
 
 def imported(store: Store, folder: Path, kind: Kind, *weights: Stored, **options: Any) -> Model:
-    """Import the weights and a norm, and return the opened model."""
     tensors = {NORM: normal("norm", 64)}
     for weight in weights:
         tensors |= weight.tensors

@@ -78,7 +78,6 @@ class Watched:
         return expect
 
     def settle(self) -> None:
-        """Wait until nothing is awaited from the server."""
         self.expect(self.page.locator("[aria-busy]")).to_have_count(0)
 
     def unfold(self, summary: Locator) -> None:
@@ -106,7 +105,6 @@ class Watched:
         mark.hover()
 
     def check(self) -> None:
-        """Fail if anything went wrong."""
         assert not self.faults, "\n".join(self.faults)
 
     def violations(self) -> list[str]:

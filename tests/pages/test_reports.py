@@ -39,7 +39,6 @@ PNG = b"\x89PNG\r\n\x1a\n"
 
 
 def opened(site: Watched, path: Path) -> Page:
-    """Open a file, and wait until its plots are drawn."""
     page = site.page
     page.goto(path.as_uri())
     site.settle()

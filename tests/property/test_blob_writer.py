@@ -24,7 +24,6 @@ DATA = random.Random(2).randbytes(2**22)
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where all examples write, one after the other."""
     return tmp_path_factory.mktemp("writer")
 
 

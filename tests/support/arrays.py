@@ -21,13 +21,11 @@ def bits(array: Any) -> bytes:
 
 
 def plain(tensor: Tensor) -> Array:
-    """Return the numpy array of a tensor that is not quantized."""
     array = tensor.numpy()
     assert isinstance(array, np.ndarray)
     return array
 
 
 def bits_of_parts(quantized: Any) -> list[bytes]:
-    """Return the bytes of a quantized array's stored arrays: weight, scale, and bias if any."""
     parts = (quantized.weight, quantized.scale, quantized.bias)
     return [bits(part) for part in parts if part is not None]

@@ -23,7 +23,6 @@ class Cli:
         self._capsys = capsys
 
     def __call__(self, *words: object) -> tuple[int, str, str]:
-        """Return the exit code of a command, and what it prints on stdout and stderr."""
         code = run([*map(str, words)])
         out, self.err = self._capsys.readouterr()
         return code, out, self.err

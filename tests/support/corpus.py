@@ -62,7 +62,6 @@ class Case:
 
 @cache
 def load(kind: str) -> tuple[Case, ...]:
-    """Return the cases of one file of the corpus, in its order."""
     lines = (CORPUS / f"{kind}.jsonl").read_text("utf-8").splitlines()
     return tuple(
         Case(

@@ -35,7 +35,6 @@ def mixture_tensors(dtype: Any = ml_dtypes.bfloat16) -> dict[str, Array]:
 
 
 def raw_tensors(folder: Path) -> Raw:
-    """Return dtype, shape and bytes of every tensor of a folder, by the reference library."""
     found: Raw = {}
     for path in sorted(folder.glob("*.safetensors")):
         tensors = raw_tensors_of(path)
@@ -57,7 +56,6 @@ def raw_tensors_of(path: Path) -> Raw:
 
 
 def metadata_of(path: Path) -> dict[str, str]:
-    """Return a file's metadata, as the reference library reads them."""
     with safe_open(path, "np") as opened:
         return opened.metadata() or {}
 

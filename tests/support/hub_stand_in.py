@@ -136,7 +136,6 @@ def hub(folder: Path) -> HubStandIn:
 
 
 def repository_files(folder: Path) -> Files:
-    """Return the files below a folder, by name."""
     paths = sorted(path for path in folder.rglob("*") if path.is_file())
     files = [_file(path.relative_to(folder).as_posix(), path.resolve()) for path in paths]
     return {file.name: file for file in files}

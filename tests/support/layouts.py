@@ -20,7 +20,6 @@ BINARY = bytes(range(256)) * 5 + b"\n\r\n\0"
 
 
 def write(folder: Path, files: Mapping[str, bytes | str | dict[str, Any] | list[Any]]) -> Path:
-    """Write files by their paths: bytes, texts and JSON documents."""
     for name, content in files.items():
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -36,7 +35,6 @@ def save(path: Path, *names: str) -> None:
 
 
 def model(folder: Path, config: Mapping[str, Any] | None = None) -> Path:
-    """Write weights, config.json and generation_config.json."""
     names = ("lm_head.weight", "model.embed_tokens.weight", "model.layers.0.mlp.up_proj.weight")
     save(folder / "model.safetensors", *names)
     documents = {"config.json": dict(config or LLAMA_CONFIG)}
@@ -44,7 +42,6 @@ def model(folder: Path, config: Mapping[str, Any] | None = None) -> Path:
 
 
 def instruct(folder: Path) -> Path:
-    """Write a chat model with its template in a file of its own."""
     tokenizer = {"tokenizer_config.json": {"eos_token": "</s>"}}
     return write(model(folder), {"chat_template.jinja": TEMPLATE, **tokenizer})
 
@@ -116,7 +113,6 @@ def with_draft(folder: Path) -> Path:
 
 
 def documented(folder: Path) -> Path:
-    """Write a model with texts, a picture, a Modelfile and a file named like ours."""
     return write(
         model(folder),
         {

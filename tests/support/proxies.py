@@ -79,7 +79,6 @@ def _pass_on(one: socket.socket, other: socket.socket) -> None:
 
 @contextmanager
 def web_proxy(names: Mapping[str, int], login: str | None = None) -> Iterator[WebProxy]:
-    """Run a proxy for as long as the block lasts."""
     with WebProxy(names, login) as proxy:
         Thread(target=proxy.serve_forever, args=(0.05,), daemon=True).start()
         yield proxy

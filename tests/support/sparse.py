@@ -19,7 +19,6 @@ _BITS = {dtype.value: dtype.bits for dtype in DType}
 def header(
     tensors: Tensors, metadata: Mapping[str, str] | None = None
 ) -> tuple[dict[str, Any], int]:
-    """Return a header's JSON object, and the bytes of its data."""
     entries: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}
     end = 0
     for name, (dtype, shape) in tensors.items():
@@ -29,7 +28,6 @@ def header(
 
 
 def write_sparse(path: Path, tensors: Tensors, metadata: Mapping[str, str] | None = None) -> Path:
-    """Write a .safetensors file whose data are a hole, and return its path."""
     entries, nbytes = header(tensors, metadata)
     text = json.dumps(entries).encode()
     path.parent.mkdir(parents=True, exist_ok=True)

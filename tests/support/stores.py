@@ -80,7 +80,6 @@ def link_by_hand(store: Store, name: str, blobs: Mapping[str, bytes]) -> None:
 
 
 def gguf_by_hand(store: Store, name: str, data: bytes, file_type: str) -> None:
-    """Write a model of one GGUF file, as Ollama's pull does."""
     kind = "application/vnd.ollama.image.model"
     config = json.dumps({"model_format": "gguf", "file_type": file_type}).encode()
     layers = [layer_by_hand(store, "", data) | {"mediaType": kind}]
@@ -105,7 +104,6 @@ def layer_by_hand(store: Store, name: str, data: bytes) -> dict[str, Any]:
 def stored_arrays(
     name: str, array: np.ndarray[Any, Any], quant_type: str, group_size: int | None = None
 ) -> tuple[Arrays, dict[str, str]]:
-    """Return the arrays that a blob holds for a quantized tensor, and their metadata."""
     quantized = blobstore.quantize(array, quant_type, group_size=group_size)
     arrays = {name: quantized.weight, f"{name}.scale": quantized.scale}
     if quantized.bias is not None:
@@ -124,7 +122,6 @@ def wrong_digests(store: Store) -> list[str]:
 
 @functools.cache
 def _load_modules() -> None:
-    """Import every module, and read the commands' parameters."""
     from blobstore.cli import main as cli
 
     for module in pkgutil.walk_packages(blobstore.__path__, "blobstore."):

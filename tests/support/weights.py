@@ -111,7 +111,6 @@ def raw_or_nan(values: Array) -> Array:
 
 
 def parts_of(quantized: QuantizedArray[Array]) -> list[Array]:
-    """Return weight and scale, and bias and global scale where there are any."""
     parts = (quantized.weight, quantized.scale, quantized.bias, quantized.global_scale)
     return [part for part in parts if part is not None]
 

@@ -42,7 +42,6 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def output_of(command: str, capture: pytest.CaptureFixture[str]) -> str:
-    """Run a line of a console, in this process if that is all it needs."""
     settings, found, words = command.partition("blobstore ")
     if found and not set("|<>&;$") & set(command):
         variables = dict(word.split("=", 1) for word in settings.split())

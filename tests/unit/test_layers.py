@@ -52,7 +52,6 @@ ONLY_CLI_READS = {"environ", "getenv", "argv"}
 
 @cache
 def nodes_of(path: Path) -> tuple[ast.AST, ...]:
-    """Return the nodes of a file's tree, its statements first."""
     gc.disable()  # it would search the trees, which all stay, as long again as parsing takes
     try:
         return tuple(ast.walk(ast.parse(path.read_bytes())))[1:]
@@ -109,7 +108,6 @@ def is_module(name: str) -> bool:
 
 @cache
 def modules_of(path: Path) -> set[str]:
-    """Return the modules of the package that a file imports, anywhere."""
     found = (name for name, _ in imports_of(path) if name.split(".")[0] == "blobstore")
     names = {name.removeprefix("blobstore.") for name in found}
     return {"__init__" if name == "blobstore" else name for name in names} & modules().keys()

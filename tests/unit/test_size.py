@@ -35,7 +35,6 @@ def table() -> dict[str, Rows]:
 
 
 def sizes() -> dict[str, dict[str, int]]:
-    """Return the sizes of the package and of its rooms, by the names in the table."""
     rooms = Counter(dict.fromkeys(table()["rooms"], 0))
     tokens = 0
     files = sorted(SOURCE.rglob("*.py"))
@@ -57,7 +56,6 @@ def sizes() -> dict[str, dict[str, int]]:
 
 
 def statements(node: ast.AST) -> int:
-    """Return the number of statements in a module or a statement, itself included."""
     parts = (
         getattr(node, name, ()) for name in ("body", "handlers", "orelse", "finalbody", "cases")
     )
@@ -80,7 +78,6 @@ def lines(folder: Path, *suffixes: str) -> int:
 
 
 def rows() -> Iterator[tuple[str, str, int, int, int]]:
-    """Yield table, name, size, limit and goal."""
     limits = table()
     for kind, named in sizes().items():
         for name, size in named.items():

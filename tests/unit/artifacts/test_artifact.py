@@ -32,7 +32,6 @@ def host() -> Iterator[str]:
 
 @pytest.fixture(scope="module")
 def coded(tmp_path_factory: pytest.TempPathFactory) -> Store:
-    """A store with one quantized model, which no test changes."""
     store = blobstore.open_store(tmp_path_factory.mktemp("coded") / "store")
     return imported(store, quant="int4")
 
@@ -43,7 +42,6 @@ def imported(store: Store, source: Path = PYCODE, **words: Any) -> Store:
 
 
 def sent(store: Store, kind: str, **words: Any) -> tuple[MemoryStore, Manifest]:
-    """Return a home with the artifact only, and its manifest."""
     home = MemoryStore()
     with open_artifact("m", store, kind, **words) as artifact:
         transfer("m", artifact, home)
@@ -51,7 +49,6 @@ def sent(store: Store, kind: str, **words: Any) -> tuple[MemoryStore, Manifest]:
 
 
 def files_of_layers(home: MemoryStore, manifest: Manifest) -> dict[str, bytes]:
-    """Return the files in the layers of an image, by path."""
     found = {}
     for layer in manifest.layers:
         with home.blobs.open(layer) as reader:

@@ -46,12 +46,10 @@ class Runner:
         self._patch.setattr("blobstore.mlx_lm.conversation.load_language_model", load)
 
     def __call__(self, *words: str, stdin: bytes = b"") -> tuple[int, str, str]:
-        """Return the exit code of a command, and what it prints on stdout and stderr."""
         self._patch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin)))
         return run(["run", self.name, *words]), *self._capsys.readouterr()
 
     def talk(self, *lines: str | type[BaseException]) -> tuple[int, str]:
-        """Return the exit code and the output of a conversation, in which lines are typed."""
         waiting = [*lines, EOFError]
 
         def read(_: str) -> str:

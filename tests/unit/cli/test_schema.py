@@ -47,7 +47,6 @@ def registry() -> Iterator[str]:
 
 @pytest.fixture(scope="module")
 def lines(tmp_path_factory: pytest.TempPathFactory, registry: str) -> dict[str, list[str]]:
-    """A line for each command, all in the order in which they are run."""
     folder = tmp_path_factory.mktemp("schema")
     source, store = str(write_checkpoint(folder / "tiny")), ["--store", str(folder / "store")]
     file = str(folder / "tiny" / "model.safetensors")

@@ -14,7 +14,6 @@ from blobstore.store.local.store import Store
 
 @pytest.fixture
 def keys(tmp_path: Path) -> tuple[str, str]:
-    """A private key without a password, and its public one."""
     return key_pair(tmp_path / "cosign")
 
 

@@ -21,7 +21,6 @@ BLOB = 96 * 512 * 2
 
 
 def outcome(source: Path, home: Home, **options: Any) -> str:
-    """Return the digest of an import, or its error."""
     try:
         return str(blobstore.import_model(source, "m", store=home, force=True, **options).digest)
     except BlobStoreError as error:

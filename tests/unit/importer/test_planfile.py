@@ -45,7 +45,6 @@ def assert_same(plan: ImportPlan, expected: ImportPlan) -> None:
 
 
 def travelled(plan: ImportPlan, folder: Path) -> ImportPlan:
-    """Return the plan as it is read from a file, whose text is always the same."""
     path = folder / "plan.json"
     write_plan(plan, path)
     again = read_plan(path)
@@ -166,7 +165,6 @@ def test_a_plan_of_another_version(tmp_path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def document(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """A small plan with everything in it, as JSON."""
     folder = tmp_path_factory.mktemp("hostile")
     name = "model.layers.0.mlp.up_proj.weight"
     tensors = {name: small_tensors()[name], "model.norm.weight": normal("n", 64)}

@@ -33,7 +33,6 @@ def tensors_of(*weights: Stored) -> dict[str, Array]:
 def requantized(
     store: Store, folder: Path, kind: Kind, tensors: dict[str, Array], **options: Any
 ) -> Model:
-    """Import with --requantize, and return the opened model."""
     source = write_checkpoint(folder, tensors, {**LLAMA_CONFIG, **kind.config})
     blobstore.import_model(source, "m", store=store, requantize=True, **options)
     return blobstore.open_model("m", store=store, verify=True)

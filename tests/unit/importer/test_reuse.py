@@ -27,7 +27,6 @@ Change = Callable[[Path], None]
 
 @pytest.fixture
 def source(tmp_path: Path) -> Path:
-    """A checkpoint of six weights, written long ago."""
     folder = write_checkpoint(tmp_path / "m")
     for path in folder.iterdir():
         os.utime(path, (1, 1))

@@ -32,7 +32,6 @@ EXPERTS = {
 
 @pytest.fixture(scope="module")
 def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A checkpoint of weights, experts and odd tensors."""
     folder = tmp_path_factory.mktemp("source") / "m"
     return write_checkpoint(folder, {**small_tensors(), **ODD, **EXPERTS})
 

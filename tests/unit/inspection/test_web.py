@@ -33,7 +33,6 @@ def server() -> Iterator[Server]:
 
 
 def served(folder: Path, base: str = "") -> dict[str, bytes]:
-    """Return the files of a folder by their targets, as a server has them."""
     return {
         f"{base}{path.relative_to(folder)}": path.read_bytes()
         for path in folder.rglob("*")
@@ -48,7 +47,6 @@ def sharded(tmp_path: Path) -> Path:
 
 
 def here(found: Inspection, folder: Path) -> Inspection:
-    """Return what was found far away as if it had been found in a folder."""
     places = [replace(file, place=str(folder / Path(file.place).name)) for file in found.files]
     return replace(found, name=str(folder), files=tuple(places))
 

@@ -64,7 +64,6 @@ class Client:
         return event
 
     def whole(self) -> Any:
-        """Return the document of an answer that is no stream."""
         while isinstance(event := self.event(), tuple):
             pass
         assert self.event() is None

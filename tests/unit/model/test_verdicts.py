@@ -30,7 +30,6 @@ def model(architecture: str, model_type: str, *tensors: TensorFacts, **config: A
 
 
 def numbered(quantization: Quantization | None = INT4, **changes: Any) -> list[TensorFacts]:
-    """Return two experts, a tensor for each projection of each."""
     names = [f"{EXPERTS}.{expert}.{part}.weight" for expert in range(2) for part in PROJECTIONS]
     return [weight(name, quantization, **changes) for name in names]
 
@@ -137,7 +136,6 @@ SENTENCES = {"type": "Sequence", "decoders": [{"type": "Replace", "pattern": {"S
 
 
 def tokenized(facts: ModelFacts, *splits: str, kind: str = "BPE", **document: Any) -> Verdict:
-    """Return Ollama's verdict on a model with a tokenizer that has these Split steps."""
     steps = [{"type": "Split", "pattern": {"Regex": regex}} for regex in splits]
     written = {
         "model": {"vocab": {"a": 0}, "type": kind},

@@ -35,7 +35,6 @@ def write_ref(repository: Path, commit: bytes) -> None:
 
 @pytest.fixture
 def repository(tmp_path: Path) -> Path:
-    """The cache's folder of a repository, empty."""
     return tmp_path / "hub" / "models--Qwen--Qwen3-0.6B"
 
 

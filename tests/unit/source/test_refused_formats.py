@@ -37,7 +37,6 @@ def ones(*shape: int, dtype: Any = np.float32) -> Array:
 
 
 def without(tensors: Tensors, *suffixes: str) -> Tensors:
-    """Return the tensors but some."""
     return {name: array for name, array in tensors.items() if name.removeprefix(UP) not in suffixes}
 
 

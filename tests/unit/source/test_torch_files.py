@@ -140,8 +140,6 @@ def saved(**changed: Any) -> Callable[[Path], None]:
 
 
 def rewritten(change: Callable[[dict[str, bytes]], Any], method: int = zipfile.ZIP_STORED) -> Any:
-    """Return a writer of a file whose records are changed, by their last names."""
-
     def write_file(path: Path) -> None:
         torch.save({UP: torch.ones(4, 64), "b": torch.ones(7)}, path)
         with zipfile.ZipFile(path) as archive:

@@ -69,7 +69,6 @@ def blob_of(tensors: Sequence[tuple[str, str, str | None]], salt: int) -> bytes:
 
 
 def model_of(store: Store, blobs: Sequence[bytes]) -> StoredModel:
-    """Return a model of blobs, written by hand."""
     config = layer_by_hand(store, "config.json", json.dumps(CONFIG).encode())
     config["mediaType"] = "application/vnd.ollama.image.json"
     layers = [layer_by_hand(store, str(number), data) for number, data in enumerate(blobs)]

@@ -64,7 +64,6 @@ def put_back(store: Store, packed: Mapping[str, bytes]) -> None:
 
 
 def names(store: Store) -> list[tuple[str, bool]]:
-    """Return what is listed, and whether it is packed."""
     return [(str(one.name), getattr(one, "is_packed", False)) for one in list_models(store)]
 
 

@@ -14,7 +14,6 @@ PLAIN = "model.layers.0.mlp.up_proj.weight"
 
 @pytest.fixture
 def model(store: Store) -> str:
-    """A model of two blobs, one of whose tensors has a hostile name."""
     blobs = {PLAIN: blob_of([PLAIN], "a"), HOSTILE: blob_of([HOSTILE, "a.norm"], "a")}
     link_by_hand(store, "small:int4", blobs)
     return "small:int4"

@@ -43,7 +43,6 @@ def fill(home: Any, name: str = "tiny:int4", weights: bytes = WEIGHTS) -> Manife
 
 @pytest.fixture(scope="module")
 def filled(tmp_path_factory: pytest.TempPathFactory) -> Store:
-    """A store that no test changes."""
     store = blobstore.open_store(tmp_path_factory.mktemp("filled") / "store")
     fill(store)
     return store
@@ -61,7 +60,6 @@ def manifest(filled: Store) -> Manifest:
 
 @pytest.fixture
 def store(tmp_path: Path) -> Store:
-    """A store with one model, which the test may change."""
     found = blobstore.open_store(tmp_path / "store")
     fill(found)
     return found

@@ -70,7 +70,6 @@ MARKUP = re.compile(
 
 
 def code(path: Path) -> str:
-    """Return a file without its comments."""
     return re.sub(
         r"/\*.*?\*/|^\s*//.*$|\s// .*$", "", path.read_text(), flags=re.DOTALL | re.MULTILINE
     )

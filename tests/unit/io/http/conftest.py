@@ -42,7 +42,6 @@ def other_server() -> Iterator[Server]:
 
 @pytest.fixture(scope="session")
 def remote() -> Iterator[Remote]:
-    """A client without a token."""
     with Remote(retry_policy=RETRY_POLICY) as made:
         yield made
 

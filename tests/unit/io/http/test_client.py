@@ -96,7 +96,6 @@ def test_a_token_is_not_in_an_error_nor_in_its_frames(server: Server) -> None:
 
 
 def whole(*lines: bytes) -> bytes:
-    """Return a reply with these lines in its head, and one byte."""
     return b"HTTP/1.1 200 OK\r\n" + b"".join(lines) + b"Content-Length: 1\r\n\r\nx"
 
 

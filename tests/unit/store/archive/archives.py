@@ -15,7 +15,6 @@ Files = list[tuple[str, bytes]]
 
 
 def files_of(store: MemoryStore, *names: str) -> Files:
-    """Return the files of an archive of models, in our order."""
     models = {name: store.manifests.text(name) for name in map(ModelName.parse, names)}
     files = [("oci-layout", LAYOUT), ("index.json", encode_index(models.items()))]
     for raw in models.values():

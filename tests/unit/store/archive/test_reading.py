@@ -244,7 +244,6 @@ def test_every_cut_is_noticed(path: Path, files: Files) -> None:
 
 
 def framed(raw: bytes, *cuts: int) -> tuple[bytes, list[tuple[int, int]]]:
-    """Return frames of a tar that is cut, and their sizes."""
     plain = [raw[a:b] for a, b in itertools.pairwise([0, *cuts, len(raw)])]
     frames = [zstandard.compress(part) for part in plain]
     sizes = [(len(frame), len(part)) for frame, part in zip(frames, plain, strict=True)]

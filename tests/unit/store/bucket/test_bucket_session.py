@@ -1,22 +1,39 @@
 """Sessions of a bucket: conditional writes, races for a tag, what other machines find."""
 
+from collections import Counter
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
+from support.bucket_work import TAG, check_moves, check_whole, come_and_go, prune, race
 from support.buckets import HookedBucket, keys_of, memory_store, same
+from support.checkpoints import normal, write_checkpoint
+from support.streaming import TINY, streamed
 
+import blobstore
 from blobstore import errors
+from blobstore.errors import RemoteError
 from blobstore.formats.documents import Descriptor
 from blobstore.io.objects import ObjectVersion
 from blobstore.io.ranges import BytesReader
 from blobstore.names import Digest
 from blobstore.store.bucket import objects
 from blobstore.store.bucket.bucket_store import BucketStore
-from blobstore.store.bucket.objects import LEASES, MADE, MANIFESTS, PROBES, blob_key, manifest_key
+from blobstore.store.bucket.objects import (
+    LEASES,
+    MADE,
+    MANIFESTS,
+    PROBES,
+    blob_key,
+    digest_in,
+    manifest_key,
+)
 from blobstore.store.care.verify import verify
 from blobstore.store.local.store import Store
+from blobstore.store.memory import MemoryStore
+from blobstore.store.ports import Home
 from blobstore.testing.blobs import M, blobs_of, commit, data_of, descriptor_of, manifest_of
 
 KEY = "a" * 64
@@ -203,3 +220,70 @@ def test_a_note_about_wrong_bytes_is_refused_where_they_are_checked() -> None:
         session.note(KEY, Descriptor(media_type="", digest=digest, size=3))
         session.keep()
         assert session.recall(KEY, 3, verify=True) is None
+
+
+_LONG = [pytest.mark.long, pytest.mark.timeout(1800)]
+
+
+@pytest.mark.parametrize("count", [10, pytest.param(1000, marks=_LONG)])
+def test_no_move_of_a_tag_is_lost(count: int) -> None:
+    store = memory_store()
+    commit(store, str(TAG), b"first")
+    with ThreadPoolExecutor(2) as pool:
+        done = list(pool.map(lambda number: race(same(store), number, count), range(2)))
+    moves = [move for one in done for move in one.moves]
+    check_moves(store, manifest_of(b"first").digest.hex, moves)
+
+
+@pytest.mark.parametrize("count", [6, pytest.param(700, marks=_LONG)])
+def test_prune_beside_imports(count: int) -> None:
+    """Three writers of models that share blobs, and a clean-up of blobs of any age beside them."""
+    store = memory_store()
+    pruned, counts = Counter[str](), Counter[str]()
+    with ThreadPoolExecutor(4) as pool:
+        writers = [pool.submit(come_and_go, same(store), seed, count) for seed in range(3)]
+        for _ in range(count // 2):
+            pruned += prune(same(store)).counts
+            check_whole(store)
+        for writer in writers:
+            counts += writer.result().counts
+    pruned += prune(store).counts
+    check_whole(store)
+    assert pruned["pruned"] > 0
+    assert counts["make"] > 0
+    assert not counts["make: NotFoundError"]
+
+
+BLOB = 384 * 512 * 2
+"""Bytes of the source of each blob but one."""
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    tensors = {"model.a.norm.weight": normal("n", 512)}
+    tensors |= {f"model.{name}.weight": normal(name, 384, 512) for name in "abc"}
+    return write_checkpoint(tmp_path / "m", tensors)
+
+
+def digest(source: Path, store: Home) -> str:
+    return str(blobstore.import_model(source, "m", store=store, quant="int4", jobs=2).digest)
+
+
+def test_finished_blobs_are_not_fetched_again_and_lost_ones_are_made_again(source: Path) -> None:
+    store, wanted = memory_store(), digest(source, MemoryStore())
+    with streamed(TINY) as first:
+
+        def fail(_name: str, _begin: int) -> None:
+            if len(first.ranges) >= 120:
+                raise RemoteError("cut")
+
+        first.before = fail
+        with pytest.raises(RemoteError):
+            digest(source, store)
+    there = [state.key for state in store.bucket.objects("blobs/") if digest_in(state.key)]
+    store.bucket.delete(there[:1])
+    with streamed(TINY) as second:
+        assert digest(source, store) == wanted
+    size = (source / "model.safetensors").stat().st_size
+    assert first.nbytes + second.nbytes <= size + 2 * BLOB + 5 * TINY
+    assert verify(store).is_sound

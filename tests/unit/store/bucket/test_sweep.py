@@ -30,7 +30,6 @@ def with_unneeded(store: BucketStore, *blobs: bytes) -> BucketStore:
 
 @pytest.fixture
 def store() -> BucketStore:
-    """A store with one model, and one blob that no manifest names."""
     return with_unneeded(memory_store(), b"one")
 
 

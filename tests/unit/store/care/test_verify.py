@@ -29,7 +29,6 @@ def model(store: Store, tmp_path: Path) -> Store:
 
 
 def only(result: VerifyResult) -> tuple[str, list[str], list[str]]:
-    """Return reason, models and tensors of the one damaged blob."""
     assert result.broken == ()
     (blob,) = result.damaged
     return blob.reason, [str(name) for name in blob.models], list(blob.tensors)

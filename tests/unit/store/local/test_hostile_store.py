@@ -1,6 +1,6 @@
 """Damaged and foreign stores, as of the corpus (fixtures/corpus): typed errors at once.
 
-What is not ours is reported, never followed, never removed. Other states: test_permissions.py,
+What is not ours is reported, never followed, never removed. Other states: test_own_files.py,
 test_leftovers.py, care/, tests/faults.
 """
 

@@ -26,7 +26,6 @@ def auth(user: str, password: str = HIDDEN) -> str:
 
 @pytest.fixture
 def file(tmp_path: Path) -> Credentials:
-    """A file that is missing, in a folder that is missing."""
     return Credentials(tmp_path / "docker" / "config.json")
 
 

@@ -24,15 +24,12 @@ POLICY = SignaturePolicy.of_key(KEY.public)
 
 
 class Unsigning(MemoryStore):
-    """A home that keeps no signatures."""
-
     def __init__(self) -> None:
         super().__init__()
         self.signatures = None  # type: ignore[assignment]
 
 
 def with_model(home: Home, key: PrivateKey | None = KEY) -> Home:
-    """Return the home with the model m, signed by a key."""
     commit(home, "m", b"one")
     if key is not None:
         sign_model("m", home, key)
