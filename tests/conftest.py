@@ -13,6 +13,8 @@ from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
+from support.retry_policies import patient_clients
+from support.servers import Server, server as run_server
 
 from blobstore.model import on_mlx_lm
 from blobstore.store.local.store import Store, open_store
@@ -56,6 +58,13 @@ def mapped(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def store(tmp_path: Path) -> Store:
     return open_store(tmp_path / "store")
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    """A server of one test, which gives it a script: others' late requests do not count."""
+    with run_server() as running, patient_clients():
+        yield running
 
 
 @pytest.fixture

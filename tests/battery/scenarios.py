@@ -208,9 +208,7 @@ class _Run:
     def store(self, name: str = "store") -> dict[str, Any]:
         manifests = self.normal(_digests(self.folder / name / "manifests"))
         blobs = _digests(self.folder / name / "blobs")
-        wrong = [
-            key for key, digest in blobs.items() if not key.startswith(f"blobs/sha256-{digest}")
-        ]
+        wrong = [key for key, found in blobs.items() if not key.startswith(f"blobs/sha256-{found}")]
         return {"manifests": manifests, "blobs": [key[6:] for key in blobs], "wrong": wrong}
 
     def files(self, name: str) -> dict[str, Any]:

@@ -117,9 +117,7 @@ class Mutant:
                 raise FaultError(f"{file} is missing")
             text = (ROOT / file).read_text()
             if "StoreTests" in text:  # whose tests every home inherits
-                text += "".join(
-                    path.read_text() for path in (ROOT / _PACKAGE).rglob("testing/*.py")
-                )
+                text += "".join(one.read_text() for one in (ROOT / _PACKAGE).rglob("testing/*.py"))
             for name in (name.partition("[")[0] for name in names):
                 if f"def {name}(" not in text and f"class {name}" not in text:
                     raise FaultError(f"{file} has no {name}")

@@ -117,11 +117,7 @@ def test_show_is_ollamas(case: Case, source: str, quant: str) -> None:
     # Ollama's `show` leaves out blobs that hold nothing but a bias or a scale; ours does not.
     left_out = [tensor for tensor in tensors if tensor.name.endswith((".bias", ".scale"))]
     assert len(left_out) == {"a_dense_bias_tied": 6, "h_gemma4_moe8": 4}.get(source, 0)
-    ours = {
-        tensor.name: (tensor.type_name, list(tensor.shape))
-        for tensor in tensors
-        if tensor not in left_out
-    }
+    ours = {one.name: (one.type_name, list(one.shape)) for one in tensors if one not in left_out}
     theirs = {tensor["name"]: (tensor["type"], tensor["shape"]) for tensor in show["tensors"]}
     wrong = {name for name in ours if ours[name] != theirs[name]}
     # It calls the codes of the first U32, and gives the head of the other the general type.

@@ -19,6 +19,11 @@ BINARY = bytes(range(256)) * 5 + b"\n\r\n\0"
 """Bytes that no text is."""
 
 
+def files_of(folder: Path) -> dict[str, bytes]:
+    paths = (path for path in folder.rglob("*") if path.is_file())
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in paths}
+
+
 def write(folder: Path, files: Mapping[str, bytes | str | dict[str, Any] | list[Any]]) -> Path:
     for name, content in files.items():
         path = folder / name

@@ -14,10 +14,7 @@ def sharded_checkpoint(folder: Path, files: int) -> Path:
         "input_layernorm.weight": (64,),
     }
     layers = (f"model.layers.{number}." for number in range(files))
-    shards = [
-        {layer + part: normal(layer + part, *shape) for part, shape in shapes.items()}
-        for layer in layers
-    ]
+    shards = [{at + part: normal(at + part, *s) for part, s in shapes.items()} for at in layers]
     return write_shards(folder, shards)
 
 

@@ -136,9 +136,7 @@ def test_no_imports_lead_back_to_where_they_began() -> None:
 
 def test_folders_inside_rooms_have_an_order() -> None:
     inner = {path.relative_to(SOURCE).parts[:2] for path in FILES if is_inner(path)}
-    assert {
-        (room, folder) for room, folder in inner if folder not in FOLDERS.get(room, ())
-    } == set()
+    assert {(room, one) for room, one in inner if one not in FOLDERS.get(room, ())} == set()
     wrong = [
         (shown(path), module)
         for path in FILES

@@ -56,9 +56,7 @@ def sizes() -> dict[str, dict[str, int]]:
 
 
 def statements(node: ast.AST) -> int:
-    parts = (
-        getattr(node, name, ()) for name in ("body", "handlers", "orelse", "finalbody", "cases")
-    )
+    parts = (getattr(node, key, ()) for key in ("body", "handlers", "orelse", "finalbody", "cases"))
     inner = sum(statements(part) for group in parts for part in group)
     return isinstance(node, ast.stmt) + inner
 
@@ -95,12 +93,7 @@ def test_nothing_is_larger_than_its_limit() -> None:
 
 def test_every_folder_is_in_a_room() -> None:
     inside = {path.name for path in SOURCE.iterdir() if path.is_dir() and any(path.glob("*.py"))}
-    named = {
-        Path(place).parts[0]
-        for row in table()["rooms"].values()
-        for place in row["paths"]
-        if place != "."
-    }
+    named = {Path(p).parts[0] for r in table()["rooms"].values() for p in r["paths"] if p != "."}
     assert inside - named == set()
 
 

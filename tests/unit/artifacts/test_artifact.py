@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from support import PYCODE
+from support.layouts import files_of
 from support.servers import server
 from support.small_registry import SmallRegistry
 
@@ -66,11 +67,7 @@ def files_of_layers(home: MemoryStore, manifest: Manifest) -> dict[str, bytes]:
 
 def exported(store: Store, folder: Path, **words: Any) -> dict[str, bytes]:
     blobstore.export_model("m", folder, store=store, **words)
-    return {
-        path.relative_to(folder).as_posix(): path.read_bytes()
-        for path in folder.rglob("*")
-        if path.is_file()
-    }
+    return files_of(folder)
 
 
 def test_a_modelpack_artifact_is_an_export(coded: Store, tmp_path: Path) -> None:
@@ -145,9 +142,7 @@ def test_the_own_blobs_under_an_oci_manifest(host: str, coded: Store, tmp_path: 
     pull(f"{host}/a/m:oci", other, name="n")
     assert other.manifests.text(other.find("n")) == manifest.raw
     found, wanted = blobstore.open_model("n", store=other), blobstore.open_model("m", store=coded)
-    assert {name: found[name].nbytes for name in found} == {
-        name: wanted[name].nbytes for name in wanted
-    }
+    assert {key: found[key].nbytes for key in found} == {key: wanted[key].nbytes for key in wanted}
 
 
 def test_a_second_push_sends_nothing(host: str, coded: Store) -> None:

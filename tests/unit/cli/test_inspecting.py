@@ -35,9 +35,7 @@ def test_hostile_names_are_escaped_and_cut_and_exact_in_json(cli: Cli, tmp_path:
 
 def test_tensors_are_in_number_order_and_alike_modules_together(cli: Cli, tmp_path: Path) -> None:
     shapes = {f"h.{layer}.w.weight": (64, 64) for layer in (10, 9, 11)}
-    source = write_checkpoint(
-        tmp_path / "m", {name: normal(name, *shapes[name]) for name in shapes}
-    )
+    source = write_checkpoint(tmp_path / "m", {n: normal(n, *shapes[n]) for n in shapes})
     cli.text("import", source, "m", "--quant", "int4")
     names = [f"h.{layer}.w.weight" for layer in (9, 10, 11)]
     quality = ("quality", "m", "--against", source)
@@ -48,9 +46,7 @@ def test_tensors_are_in_number_order_and_alike_modules_together(cli: Cli, tmp_pa
     for command in every[1:3]:
         assert "9-11.w.weight (3 alike)" in cli.text(*command)
     (first, *_) = cli.json(*quality)["tensors"]
-    assert [row[0] for row in table(cli.text(*quality, "--top", 1)) if row[0] in names] == [
-        first["name"]
-    ]
+    assert [r[0] for r in table(cli.text(*quality, "--top", 1)) if r[0] in names] == [first["name"]]
     assert cli.json("show", "m")["bits_per_weight"] == cli.json("list")[0]["bits_per_weight"] == 5.0
 
 

@@ -15,7 +15,7 @@ from support.checkpoints import (
     small_tensors,
     write_checkpoint,
 )
-from support.layouts import sentencepiece
+from support.layouts import files_of, sentencepiece
 from support.prequantized_sources import fp8_model, mlx_model, nvfp4_model
 
 import blobstore
@@ -25,14 +25,6 @@ from blobstore.kernels.arrays import Array
 from blobstore.store.local.store import Store
 
 INDEX = "model.safetensors.index.json"
-
-
-def files_of(folder: Path) -> dict[str, bytes]:
-    return {
-        path.relative_to(folder).as_posix(): path.read_bytes()
-        for path in folder.rglob("*")
-        if path.is_file()
-    }
 
 
 def test_what_came_in_goes_out_byte_for_byte(store: Store, tmp_path: Path) -> None:
@@ -137,9 +129,7 @@ def test_a_weight_and_its_scales_may_be_in_two_shards(store: Store, tmp_path: Pa
     rules = ["*.1.mlp.*=mxfp8"]
     first = blobstore.import_model(source, "m", store=store, quant="int4", rules=rules)
     blobstore.export_model("m", tmp_path / "out", store=store, max_shard_size=15_000)
-    shards = [
-        set(exports.raw_tensors_of(path)) for path in (tmp_path / "out").glob("*.safetensors")
-    ]
+    shards = [set(exports.raw_tensors_of(one)) for one in (tmp_path / "out").glob("*.safetensors")]
     assert any({part[:-6] for part in one if part.endswith(".scale")} - one for one in shards)
     again = blobstore.import_model(tmp_path / "out", "again", store=store)
     assert exports.tensor_layers(again.manifest) == exports.tensor_layers(first.manifest)

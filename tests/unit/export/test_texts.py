@@ -53,9 +53,7 @@ def test_texts_come_back(store: Store, tmp_path: Path) -> None:
 
 
 def others(manifest: Manifest) -> list[tuple[str, str]]:
-    return [
-        (layer.media_type, str(layer.digest)) for layer in manifest.layers if layer.name is None
-    ]
+    return [(one.media_type, str(one.digest)) for one in manifest.layers if one.name is None]
 
 
 UNWRITABLE = [

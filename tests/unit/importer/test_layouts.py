@@ -6,7 +6,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.layouts import BINARY, LAYOUTS, documented, instruct, sentencepiece, with_draft, write
+from support.layouts import (
+    BINARY,
+    LAYOUTS,
+    documented,
+    files_of,
+    instruct,
+    sentencepiece,
+    with_draft,
+    write,
+)
 
 import blobstore
 from blobstore.errors import MissingFileError, NotFoundError, UnsupportedSourceError
@@ -17,11 +26,6 @@ from blobstore.store.local.store import Store
 
 M = ModelName.parse("m")
 Write = Callable[[Path], Path]
-
-
-def files_of(folder: Path) -> dict[str, bytes]:
-    paths = (path for path in folder.rglob("*") if path.is_file())
-    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in paths}
 
 
 def draft_of(source: Path) -> dict[str, Any]:

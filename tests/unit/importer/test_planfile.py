@@ -27,9 +27,7 @@ M = ModelName.parse("m")
 
 def mixture(folder: Path) -> Path:
     names = (f"model.layers.0.mlp.experts.{n}.{p}_proj.weight" for n in (0, 1) for p in ("up", "z"))
-    return write_checkpoint(
-        folder, small_tensors() | {name: normal(name, 64, 64) for name in names}
-    )
+    return write_checkpoint(folder, small_tensors() | {n: normal(n, 64, 64) for n in names})
 
 
 def assert_same(plan: ImportPlan, expected: ImportPlan) -> None:

@@ -40,9 +40,7 @@ def paths(store: Store, *words: str) -> list[Path]:
     named = [(layer.name or "?", layer) for layer in manifest.layers]
     if "" in words and manifest.config is not None:
         named.append(("", manifest.config))
-    chosen = [
-        layer for name, layer in named if any(word in name if word else not name for word in words)
-    ]
+    chosen = [one for n, one in named if any(word in n if word else not n for word in words)]
     assert chosen
     return [store.blobs.path / layer.digest.file_name for layer in chosen]
 

@@ -212,10 +212,7 @@ def test_other_options_use_only_what_is_the_same(source: Path, store: Store) -> 
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    tensors = {
-        f"model.layers.{number}.mlp.up_proj.weight": normal(str(number), 320, 512)
-        for number in range(30)
-    }
+    tensors = {f"model.layers.{n}.mlp.up_proj.weight": normal(str(n), 320, 512) for n in range(30)}
     return write_checkpoint(tmp_path_factory.mktemp("larger") / "m", tensors)
 
 

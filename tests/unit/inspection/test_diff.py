@@ -26,9 +26,7 @@ Array = np.ndarray[Any, Any]
 
 
 def link(store: Store, name: str, arrays: dict[str, Array]) -> None:
-    link_by_hand(
-        store, name, {key: safetensors_bytes({key: array}) for key, array in arrays.items()}
-    )
+    link_by_hand(store, name, {k: safetensors_bytes({k: array}) for k, array in arrays.items()})
 
 
 def names(found: ModelDiff) -> tuple[list[str], list[str], list[str]]:

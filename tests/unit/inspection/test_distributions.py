@@ -91,9 +91,7 @@ ODD: list[tuple[list[float], int, int, int]] = [
 
 
 def test_odd_values_are_counted_apart(store: Store, tmp_path: Path) -> None:
-    with stored(
-        store, tmp_path, {f"odd{n}": np.array(row[0]) for n, row in enumerate(ODD)}
-    ) as model:
+    with stored(store, tmp_path, {f"odd{n}": np.array(r[0]) for n, r in enumerate(ODD)}) as model:
         for number, (values, finite, infinite, nan) in enumerate(ODD):
             found = distribution_of(model[f"odd{number}"]).values
             assert (sum(found.counts), found.infinite, found.nan) == (finite, infinite, nan)

@@ -19,10 +19,7 @@ from blobstore.inspection.listing import BrokenModel, ListedModel, list_models, 
 from blobstore.names import ModelName
 from blobstore.store.local.store import Store, open_store
 
-A, B = (
-    safetensors_bytes({name: np.zeros((3, number), np.float16)})
-    for number, name in enumerate("ab", 4)
-)
+A, B = (safetensors_bytes({name: np.zeros((3, n), np.float16)}) for n, name in enumerate("ab", 4))
 
 
 def test_what_was_listed_once_is_remembered(store: Store) -> None:

@@ -232,9 +232,7 @@ def test_a_large_file_is_written_anew_where_the_kernel_can_not_copy_it(
     path = tmp_path / "m"
     path.write_bytes(safetensors_bytes({"x": values}, {"format": "pt"}))
     counts: list[int] = []
-    edit = blobstore.edit_metadata(
-        path, {"k": "v" * 90}, progress=lambda nbytes, _: counts.append(nbytes)
-    )
+    edit = blobstore.edit_metadata(path, {"k": "v" * 90}, progress=lambda n, _: counts.append(n))
     assert edit.copied_bytes == sum(counts) == values.nbytes
     with safe_open(path, "np") as opened:
         np.testing.assert_array_equal(opened.get_tensor("x"), values)

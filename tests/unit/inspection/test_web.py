@@ -1,12 +1,11 @@
 """Remote targets from a loopback server: as local files, few requests, scoped tokens."""
 
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from support.checkpoints import LLAMA_CONFIG, safetensors_bytes, small_tensors, write_checkpoint
-from support.retry_policies import patient_clients
+from support.layouts import files_of
 from support.servers import Answer, Server, files, redirect, reply, server as run_server
 from support.sparse import write_sparse_folder
 
@@ -19,25 +18,8 @@ from blobstore.inspection.inspection import Inspection, TargetKind
 INDEX = "model.safetensors.index.json"
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _patient() -> Iterator[None]:
-    with patient_clients():
-        yield
-
-
-@pytest.fixture
-def server() -> Iterator[Server]:
-    """A server of one test, which gives it a script: others' late requests do not count."""
-    with run_server() as running:
-        yield running
-
-
 def served(folder: Path, base: str = "") -> dict[str, bytes]:
-    return {
-        f"{base}{path.relative_to(folder)}": path.read_bytes()
-        for path in folder.rglob("*")
-        if path.is_file()
-    }
+    return {base + name: data for name, data in files_of(folder).items()}
 
 
 @pytest.fixture

@@ -40,9 +40,7 @@ def test_codes_are_those_of_their_outputs(kernel: kernels.Kernel, shape: tuple[i
 def test_codes_of_any_width_get_four_or_eight_bits(kernel: kernels.Kernel, bits: int) -> None:
     words = np.random.default_rng(bits).integers(0, 2**32, (3, 37), dtype=np.uint32)
     for used in {32, 32 - 32 % bits}:
-        numbers = [
-            sum(int(word) % 2**used << used * i for i, word in enumerate(row)) for row in words
-        ]
+        numbers = [sum(int(w) % 2**used << used * i for i, w in enumerate(row)) for row in words]
         for wide in (4, 8) if bits <= 4 else (8,):
             for size in (1, 20, 400):  # fewer and more than there are
                 codes = range(size * 32 // wide)

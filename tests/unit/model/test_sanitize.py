@@ -80,10 +80,7 @@ def test_filling_and_reading_runs_give_what_evaluating_gives(expression: Express
 def test_codes_move_as_values_do(quant_type: QuantType, expression: Expression) -> None:
     """Invariant: dequantizing moved arrays gives the moved values, where codes can follow."""
     quantization = Quantization(quant_type, GROUP)
-    stored = {
-        name: kernels.quantize(array, quant_type, group_size=GROUP)
-        for name, array in ARRAYS.items()
-    }
+    stored = {n: kernels.quantize(a, quant_type, group_size=GROUP) for n, a in ARRAYS.items()}
 
     def part(field: str, name: str) -> Any:
         return getattr(stored[name], field)

@@ -37,14 +37,10 @@ def test_what_a_name_gives(name: str, place: tuple[int | None, str], module: str
 
 
 def test_of_many_tensors_the_worst_are_drawn() -> None:
-    (cell,) = charts.cells(
-        [an_error(f"l.0.experts.{n}.up", error) for n, error in enumerate((1, 3, 2))]
-    )
+    (cell,) = charts.cells([an_error(f"l.0.experts.{n}.up", e) for n, e in enumerate((1, 3, 2))])
     assert (cell.worst.name, cell.error, cell.tensors) == ("l.0.experts.1.up", 3, 3)
     wide = charts.cells([an_error(f"t{n}", n / 1000) for n in range(1000)])
-    assert sorted(cell.error for cell in wide) == [
-        n / 1000 for n in range(1000 - charts.MOST_ROWS, 1000)
-    ]
+    assert sorted(c.error for c in wide) == [n / 1000 for n in range(1000 - charts.MOST_ROWS, 1000)]
     spec = charts.scatter([an_error(f"t{n}", n / 5000) for n in range(5000)])
     points = spec["data"][0]["values"]
     assert len(points) == charts.MOST_POINTS
@@ -182,9 +178,7 @@ def test_the_document() -> None:
 
 VENDOR = ROOT / "src/blobstore/web/static/vendor"
 VENDORED = json.loads((VENDOR / "vendored.json").read_text())
-FILES = {
-    row["file"]: row["sha256"] for row in [*VENDORED["packages"].values(), VENDORED["licences"]]
-}
+FILES = {r["file"]: r["sha256"] for r in [*VENDORED["packages"].values(), VENDORED["licences"]]}
 
 
 def test_bundled_files_have_their_digests_and_are_all() -> None:

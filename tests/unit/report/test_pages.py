@@ -98,9 +98,7 @@ def test_hostile_texts_are_text() -> None:
 
 def test_only_its_own_scripts_and_style_may_run(page: str) -> None:
     policy = policy_of(page)
-    scripts = [
-        match["text"] for match in SCRIPT.finditer(page) if match["type"] != "application/json"
-    ]
+    scripts = [one["text"] for one in SCRIPT.finditer(page) if one["type"] != "application/json"]
     assert policy["default-src"] == "'none'"
     assert policy["script-src"].split() == [hashed(script) for script in scripts]
     (style,) = re.findall("<style>(.*?)</style>", page, re.DOTALL)

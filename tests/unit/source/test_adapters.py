@@ -40,11 +40,6 @@ def merged(case: str) -> Tensors:
     return {name: value.bfloat16() for name, value in values.items()}
 
 
-@pytest.fixture
-def store(tmp_path: Path) -> Store:
-    return Store(tmp_path / "store")
-
-
 @pytest.mark.parametrize("case", CASES)
 def test_values_are_those_of_the_library(case: str) -> None:
     """To the bit, also in pieces that begin and end within rows."""
@@ -235,9 +230,7 @@ def test_plans_and_repairs_need_the_adapter(store: Store, tmp_path: Path) -> Non
     made = import_model(None, "m", store=store, modelfile=modelfile)
     write_plan(plan_import(base, adapter=adapter), tmp_path / "plan.json")
     planned = read_plan(tmp_path / "plan.json")
-    assert [blob.name for blob in planned.blobs] == [
-        layer.name for layer in made.manifest.tensor_layers
-    ]
+    assert [b.name for b in planned.blobs] == [one.name for one in made.manifest.tensor_layers]
     damaged = max(made.manifest.tensor_layers, key=lambda layer: layer.size)
     path = store.blobs.path / damaged.digest.file_name
     path.chmod(0o600)

@@ -24,11 +24,6 @@ ODD = PRODUCERS / "bitsandbytes-nf4-odd"
 Tensors = dict[str, torch.Tensor]
 
 
-@pytest.fixture
-def store(tmp_path: Path) -> Store:
-    return Store(tmp_path / "store")
-
-
 def values(case: Path) -> torch.Tensor:
     return load_file(case / "dequantized.safetensors")[f"{MODULE}.weight"]
 
@@ -82,9 +77,7 @@ def test_plain_modules_and_offsets_of_experts(tmp_path: Path, store: Store) -> N
     import_model(source, "m", store=store, quant="int8", requantize=True)
     with open_model("m", store=store) as model:
         types = {name: model[name].type_text for name in model}
-        means = [
-            np.abs(model[name].dequantize()).mean() for name in sorted(types) if "experts" in name
-        ]
+        means = [np.abs(model[n].dequantize()).mean() for n in sorted(types) if "experts" in n]
     assert all(text.startswith("int8") for text in types.values())
     assert means == sorted(means, reverse=True)
     assert len(means) == 2

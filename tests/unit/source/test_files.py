@@ -134,9 +134,7 @@ def test_large_files(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_store_in_the_folder_is_not_part_of_the_checkpoint(folder: Path) -> None:
     for place in (folder / "models", folder):
         store = blobstore.open_store(place)
-        one, other = (
-            blobstore.import_model(folder, name, store=store) for name in ("one", "other")
-        )
+        one, other = (blobstore.import_model(folder, n, store=store) for n in ("one", "other"))
         assert one.digest == other.digest
     assert reasons(folder) == {
         **dict.fromkeys(

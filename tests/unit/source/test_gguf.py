@@ -26,11 +26,6 @@ MODELS = sorted(path.stem for path in GGUF.glob("*.safetensors"))
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> Store:
-    return Store(tmp_path / "store")
-
-
-@pytest.fixture
 def documents(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a folder for ``config``: the files have no tokenizer."""
     folder = tmp_path_factory.mktemp("documents")

@@ -33,11 +33,6 @@ def expected(case: str) -> torch.Tensor:
     return load_file(PRODUCERS / case / "dequantized.safetensors")[WEIGHT]
 
 
-@pytest.fixture
-def store(tmp_path: Path) -> Store:
-    return Store(tmp_path / "store")
-
-
 @pytest.mark.parametrize("case", CASES)
 def test_values_are_those_of_the_library(case: str) -> None:
     """To the bit, also in pieces that begin and end within rows."""
@@ -294,9 +289,7 @@ def groups(*targets: str) -> Callable[[Tensors, Settings], None]:
     def grouped(_: Tensors, said: Settings) -> None:
         (own,) = said["config_groups"].values()
         other = {**own, "weights": {**own["weights"], "num_bits": 8, "group_size": 64}}
-        made = (
-            {**(own if target == targets[0] else other), "targets": [target]} for target in targets
-        )
+        made = ({**(own if one == targets[0] else other), "targets": [one]} for one in targets)
         said["config_groups"] = {f"group_{number}": one for number, one in enumerate(made)}
 
     return grouped

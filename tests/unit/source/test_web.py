@@ -10,8 +10,8 @@ import pytest
 from support.checkpoints import LLAMA_CONFIG, safetensors_bytes, small_tensors, write_checkpoint
 from support.corpus import accepted, refusal, rejected
 from support.hub_stand_in import COMMIT, hub
-from support.retry_policies import patient_clients
-from support.servers import Answer, Asked, Server, files, reply, server as run_server
+from support.layouts import files_of
+from support.servers import Answer, Asked, Server, files, reply
 
 import blobstore
 from blobstore import errors
@@ -24,13 +24,6 @@ from blobstore.store.local.store import Store
 
 ETAG = 'ETag: "v1"'
 WEIGHTS = "model.safetensors"
-
-
-@pytest.fixture
-def server() -> Iterator[Server]:
-    """A server of one test, which gives it a script: others' late requests do not count."""
-    with run_server() as running, patient_clients():
-        yield running
 
 
 @pytest.fixture
@@ -52,8 +45,7 @@ def checkpoint(tmp_path: Path) -> Path:
 
 def table(folder: Path) -> dict[str, bytes]:
     """Return the bytes of files below ``name/``."""
-    paths = [path for path in folder.rglob("*") if path.is_file()]
-    return {f"name/{path.relative_to(folder)}": path.read_bytes() for path in paths}
+    return {f"name/{name}": data for name, data in files_of(folder).items()}
 
 
 def served(folder: Path, line: str = ETAG) -> Answer:
@@ -287,9 +279,7 @@ def test_a_listing_without_end_next_page_or_commit(server: Server, endpoint: str
 
 
 def test_a_mirror_without_api_is_a_folder(server: Server, endpoint: str, checkpoint: Path) -> None:
-    mirrored = {
-        f"org/name/resolve/main/{name[5:]}": data for name, data in table(checkpoint).items()
-    }
+    mirrored = {f"org/name/resolve/main/{n[5:]}": data for n, data in table(checkpoint).items()}
     server.play(files(mirrored, ETAG))
     plan = blobstore.plan_import(open_hub(endpoint))
     assert "tokenizer.model" in {layer.name for layer in plan.layers}

@@ -121,9 +121,7 @@ def test_a_packed_model_is_named_as_one(one: Store) -> None:
 
 def test_opening_a_packed_model_brings_it_back(one: Store) -> None:
     before = visible(one)
-    values = {
-        name: tensor.array("numpy") for name, tensor in blobstore.open_model("m", store=one).items()
-    }
+    values = {n: t.array("numpy") for n, t in blobstore.open_model("m", store=one).items()}
     pack(one, "m")
     with blobstore.open_model("m", store=one, verify=True) as model:
         for name, value in values.items():

@@ -59,9 +59,7 @@ def test_browsers_get_a_page_at_a_wrong_address_and_programs_a_document(client: 
         assert client.get(path, **browser).json
 
 
-FILES = sorted(
-    path for path in FOLDER.rglob("*") if path.is_file() and path.parent.name != "vendor"
-)
+FILES = sorted(one for one in FOLDER.rglob("*") if one.is_file() and one.parent.name != "vendor")
 SCRIPTS = [path for path in FILES if path.suffix == ".js"]
 MARKUP = re.compile(
     r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\(|new Function|srcdoc"

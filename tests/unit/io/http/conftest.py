@@ -27,13 +27,6 @@ def _patient() -> Iterator[None]:
 
 
 @pytest.fixture
-def server() -> Iterator[Server]:
-    """A server of one test, which gives it a script: others' late requests do not count."""
-    with run_server() as running:
-        yield running
-
-
-@pytest.fixture
 def other_server() -> Iterator[Server]:
     """Another origin: the same host, another port."""
     with run_server() as running:

@@ -93,9 +93,7 @@ def test_flipped_bits_and_cuts_are_found(tmp_path: Path) -> None:
     """A bit of a frame's header is not used by zstandard: the bytes are right then."""
     path = packed(tmp_path, MIXED)
     raw, outcomes = path.read_bytes(), list[str]()
-    flipped = [
-        raw[:at] + bytes([raw[at] ^ 1 << at % 8]) + raw[at + 1 :] for at in range(0, len(raw), 2)
-    ]
+    flipped = [raw[:i] + bytes([raw[i] ^ 1 << i % 8]) + raw[i + 1 :] for i in range(0, len(raw), 2)]
     for other in (*flipped, *(raw[:length] for length in range(0, len(raw), 20))):
         path.write_bytes(other)
         try:

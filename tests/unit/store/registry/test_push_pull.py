@@ -5,7 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from support.servers import Server, reply, server as run_server
+from support.servers import Server, reply
 from support.small_registry import SmallRegistry
 
 from blobstore.errors import CorruptDataError, LimitExceededError, ModelNotFoundError, UsageError
@@ -22,12 +22,6 @@ BLOBS = [data_of(size) for size in (10, 5000, 70_000)]
 
 
 @pytest.fixture
-def server() -> Iterator[Server]:
-    with run_server() as running:
-        yield running
-
-
-@pytest.fixture
 def registry(server: Server) -> SmallRegistry:
     made = SmallRegistry()
     server.play(made)
@@ -41,10 +35,7 @@ def host(server: Server, registry: SmallRegistry) -> str:  # it answers
 
 @pytest.fixture
 def home(server: Server, host: str) -> Iterator[RegistryStore]:
-    with (
-        HttpClient() as client,
-        RegistryStore(host, client, address=server.at("").rstrip("/")) as home,
-    ):
+    with HttpClient() as http, RegistryStore(host, http, address=server.at("").rstrip("/")) as home:
         yield home
 
 
