@@ -105,9 +105,7 @@ class Scene:
 
     def change_big(self, answer: list[bytes] | Answer, most: int = 10**9) -> None:
         end = f"/blobs/{digest_of(self.big)}"
-        self.change(
-            lambda asked: asked.method == "GET" and asked.target.endswith(end), answer, most
-        )
+        self.change(lambda one: one.method == "GET" and one.target.endswith(end), answer, most)
 
     def break_off(self, answer: list[bytes], *lines: str) -> None:
         """End the first reply for the largest blob in its middle; ``answer`` the next ones."""

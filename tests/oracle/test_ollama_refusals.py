@@ -54,10 +54,7 @@ BROKEN: dict[str, tuple[Callable[[Path], Path], str | None]] = {
         lambda folder: experts(folder, 0, 1, 2, odd=(32, 64)),
         f"{EXPERTS}.2.up_proj.weight",
     ),
-    "an expert that is missing": (
-        lambda folder: experts(folder, 0, 1, 3),
-        f"{EXPERTS}.2.up_proj.weight",
-    ),
+    "an expert that is missing": (lambda at: experts(at, 0, 1, 3), f"{EXPERTS}.2.up_proj.weight"),
     "FP8 without the size of its blocks": (
         lambda folder: written(folder, Kind(BLOCKS.make, {})),
         f"{UP}.weight",

@@ -122,10 +122,7 @@ def test_without_a_cache_models_are_listed_too(store: Store, tmp_path: Path, kin
     assert list((tmp_path / "outside").iterdir()) == []
 
 
-PLAIN = {
-    "model.norm.weight": normal("norm", 64),
-    "model.embed_tokens.weight": normal("embed", 96, 64),
-}
+PLAIN = {"model.norm.weight": normal("n", 64), "model.embed_tokens.weight": normal("embed", 96, 64)}
 
 
 @pytest.mark.parametrize("shape", [(128, 256), (4, 64, 128)], ids=["matrix", "experts"])

@@ -148,10 +148,7 @@ REFUSED: dict[str, tuple[str, Metadata]] = {
     "a merge of one piece": ("qwen3", {"tokenizer.ggml.merges": [""]}),
     "no scores": ("mistral", {"tokenizer.ggml.scores": None}),
     "a score too few": ("mistral", {"tokenizer.ggml.scores": SCORES[1:]}),
-    "a score that is not a number": (
-        "mistral",
-        {"tokenizer.ggml.scores": [*SCORES[1:], float("nan")]},
-    ),
+    "a score of NaN": ("mistral", {"tokenizer.ggml.scores": [*SCORES[1:], float("nan")]}),
     "the end is no token": ("qwen3", {"tokenizer.ggml.eos_token_id": len(TOKENS)}),
     "no layers": ("qwen3", {"qwen3.block_count": None}),
     "a billion layers": ("gpt-oss", {"gpt-oss.block_count": 10**9}),

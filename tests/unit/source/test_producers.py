@@ -546,9 +546,7 @@ CONTRADICTIONS: dict[str, dict[str, Callable[[Tensors, Settings], None]]] = {
         "a dtype that is not ours": state(dtype="float64"),
         "an unknown key": state(rotation="hadamard"),
         "a state that is too long": state(rotation="h" * 4096),
-        "a state that is not JSON": change(
-            "weight.quant_state.bitsandbytes__nf4", lambda raw: raw[:-1]
-        ),
+        "a state not in JSON": change("weight.quant_state.bitsandbytes__nf4", lambda raw: raw[:-1]),
         "scales that are not nested": change("weight.absmax", lambda scale: scale.float()),
         "scales of fewer blocks": change("weight.absmax", lambda scale: scale[:-1]),
         "transposed codes": change("weight", lambda codes: codes.T),

@@ -65,16 +65,7 @@ def test_where_a_location_leads(location: str, text: str) -> None:
 
 @pytest.mark.parametrize(
     "location",
-    [
-        "",
-        "file:///etc/passwd",
-        "https:x",
-        "/x\ty",
-        "http://u:p@h/",
-        "http://h:99999/",
-        "/ä",
-        "/x\\y",
-    ],
+    ["", "file:///etc", "https:x", "/x\ty", "http://u:p@h/", "http://h:99999/", "/ä", "/x\\y"],
 )
 def test_a_location_that_leads_nowhere_is_refused(location: str) -> None:
     error = refusal(lambda: HERE.join(location))
