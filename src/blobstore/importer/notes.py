@@ -189,6 +189,8 @@ def _tensors(inventory: Inventory, outputs: Iterable[OutputTensor]) -> Tally:
 def _name_parts(tensor: str) -> tuple[str, str]:
     if match := _ACTIVATION_SCALE.fullmatch(tensor):
         return f"*{match['suffix']}", "activation scales, which no stored form uses"
+    if tensor.endswith(".bias"):  # others are stored (source/inventory.py)
+        return "*.bias", "biases of zeros, which GPTQ's programs add"
     suffix = next(filter(tensor.endswith, KV_CACHE_SCALES), None)
     return (
         (f"*{suffix}", "scales of a cache of keys and values, which no stored form uses")
