@@ -223,7 +223,7 @@ def import_(
         return
     if made.options.target is not None and not as_json:
         _show_tensors(made, every=tensors, top=top)
-    home = stores_at(store, lower, wait, may_be_new=True, copies_up=copy_up)
+    home = stores_at(store, lower, wait, may_be_new=True, copies_up=copy_up, ca_file=ca_file)
     if on is None:
         how["verify_reuse"] = verify_reuse
         result = with_bar(blobstore.run_plan, made, target, home, memory=budget, **how)
@@ -471,7 +471,7 @@ def work(
         raise UsageError("--source can't be used with --batch, whose list names the sources")
     settings: dict[str, Any] = {
         "shard": parse_shard(shard),
-        "store": stores_at(store, lower, wait, may_be_new=True),
+        "store": stores_at(store, lower, wait, may_be_new=True, ca_file=ca_file),
         "open_source": partial(source_at, ca_file=ca_file),
         "jobs": jobs,
         "memory": parse_size(memory) if memory is not None else None,
@@ -553,7 +553,7 @@ def commit(
         blobstore.commit_plan,
         plan,
         name,
-        store=stores_at(store, lower, wait),
+        store=stores_at(store, lower, wait, ca_file=ca_file),
         source=source,
         open_source=partial(source_at, ca_file=ca_file),
         verify=verify,

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import os
 import shutil
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Annotated
 
 from typer import Argument, Option
@@ -58,10 +60,9 @@ from blobstore.cli.trees import (
     sizes,
 )
 from blobstore.errors import UsageError
-from blobstore.views.quantities import natural
 
 if TYPE_CHECKING:
-    from blobstore.inspection.comparison import ChangedTensor, Errors, ModelDiff, TensorFact
+    from blobstore.inspection.comparison import Errors, ModelDiff, TensorFact, ValueErrors
     from blobstore.inspection.inspection import LogicalTensor
     from blobstore.inspection.quality import TensorQuality
     from blobstore.views.results import WrittenReport
@@ -120,7 +121,7 @@ def inspect(
     if sort not in _ORDERS:
         raise UsageError(f"unknown order {sort!r}", hint=f"Use one of: {', '.join(_ORDERS)}.")
     is_model = model is not None or model_named(target) is not None or is_registry(target)
-    if is_model or holds_models(target):
+    if is_model or holds_models(target, ca_file):
         home, name = model_at(target, model, registry_access(insecure, ca_file), store, lower)
         everything = inspect_model(name, target, home)
     else:
@@ -250,7 +251,8 @@ def quality(
     """Show what quantization changed: the errors of modules and tensors."""
     from blobstore.views.quality_records import keep_quality
 
-    opened, source = stores_at(store, lower, cache=CACHE), source_at(against, ca_file)
+    opened = stores_at(store, lower, cache=CACHE, ca_file=ca_file)
+    source = source_at(against, ca_file)
     report = with_bar(blobstore.measure_quality, name, source, store=opened, jobs=jobs)
     keep_quality(opened, report, source)
     show_result(report, partial(_show_quality, every=tensors, top=top), as_json)
@@ -314,6 +316,7 @@ def diff(
         bool,
         Option("--error", help="Also measure how much the values of changed tensors differ."),
     ] = False,
+    tensors: EveryTensor = False,
     jobs: Jobs = None,
     store: StoreOption = None,
     lower: LowerOption = None,
@@ -326,17 +329,30 @@ def diff(
     result = blobstore.diff_models(
         a, b, store=stores_at(store, lower, cache=CACHE), error=error, jobs=jobs
     )
-    heading = "RMSE, RELATIVE, LARGEST, COSINE" if error else ""
-    show_result(result, partial(_show_diff, heading), as_json)
+    show_result(result, partial(_show_diff, error=error, every=tensors), as_json)
 
 
-def _show_diff(heading: str, difference: ModelDiff) -> None:
-    rows = [("-", *_fact_cells(fact), "") for fact in difference.removed]
-    rows += [("+", *_fact_cells(fact), "") for fact in difference.added]
-    rows += [("~", *_change_cells(change)) for change in difference.changed]
-    if rows:
-        ordered = sorted(rows, key=lambda row: natural(row[1]))
-        show_table(("", "TENSOR", "TYPE", "SHAPE", "SIZE", heading), ordered)
+def _show_diff(difference: ModelDiff, *, error: bool, every: bool) -> None:
+    from blobstore.inspection.comparison import Errors
+
+    rows = [_difference(one, None) for one in difference.removed]
+    rows += [_difference(None, one) for one in difference.added]
+    rows += [_difference(one.before, one.after, one.errors) for one in difference.changed]
+    headings = ("SIZE", *_ERRORS[:4]) if error else ("SIZE",)
+
+    def cells(tensors: Sequence[SimpleNamespace]) -> tuple[str, ...]:
+        both = [sum(side) for side in zip(*(one.nbytes for one in tensors), strict=True)]
+        sizes_of_both = dict.fromkeys(size(nbytes) for nbytes in both if nbytes)
+        known = [one.errors for one in tensors if one.errors is not None]
+        odd = sum(errors.odd_values for errors in known)
+        figures = _figures(sum(known, Errors())) if known else ("",) * 4
+        more = f", {odd} infinite or NaN on one side" if odd else ""
+        return (" → ".join(sizes_of_both), *figures[:3], figures[3] + more)[: len(headings)]
+
+    if rows and every:
+        show_each(in_number_order(rows), headings, cells)
+    elif rows:
+        show_tree(rows, headings, cells)
     documents = difference.documents
     for sign, names in (("-", documents.removed), ("+", documents.added), ("~", documents.changed)):
         for name in names:
@@ -349,20 +365,24 @@ def _show_diff(heading: str, difference: ModelDiff) -> None:
     )
 
 
-def _fact_cells(fact: TensorFact) -> tuple[str, ...]:
-    return (fact.name, fact.type_name, shape(fact.shape), size(fact.nbytes))
-
-
-def _change_cells(change: ChangedTensor) -> tuple[str, ...]:
-    before, after = _fact_cells(change.before)[1:], _fact_cells(change.after)[1:]
-    cells = (
-        old if old == new else f"{old} → {new}" for old, new in zip(before, after, strict=True)
+def _difference(
+    before: TensorFact | None, after: TensorFact | None, errors: ValueErrors | None = None
+) -> SimpleNamespace:
+    """Return a row of a table: its type is ``- int4`` if A alone has it, ``+ int4`` if B has."""
+    sides = [one for one in (before, after) if one is not None]
+    is_reshaped = len({one.shape for one in sides}) > 1
+    types = [
+        f"{one.type_name} {shape(one.shape)}" if is_reshaped else one.type_name for one in sides
+    ]
+    sign = "" if before and after else "- " if before else "+ "
+    return SimpleNamespace(
+        name=sides[0].name,
+        type_name=sign + " → ".join(dict.fromkeys(types)),
+        shape=sides[-1].shape,
+        parameters=math.prod(sides[-1].shape),
+        nbytes=[one.nbytes if one else 0 for one in (before, after)],
+        errors=errors,
     )
-    name, errors = change.before.name, change.errors
-    if errors is None:
-        return (name, *cells, "")
-    odd = f", {errors.odd_values} infinite or NaN on one side" if errors.odd_values else ""
-    return (name, *cells, ", ".join(_figures(errors)) + odd)
 
 
 def report(
@@ -415,7 +435,7 @@ def report(
     result = with_bar(
         model_report,
         name,
-        store=stores_at(store, lower, cache=CACHE),
+        store=stores_at(store, lower, cache=CACHE, ca_file=ca_file),
         against=None if against is None else model_named(against) or source_at(against, ca_file),
         jobs=jobs,
     )

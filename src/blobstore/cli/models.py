@@ -96,7 +96,7 @@ def list_(
     if sort not in _ORDERS:
         raise UsageError(f"unknown order {sort!r}", hint=f"Use one of: {', '.join(_ORDERS)}.")
     if place is None:
-        opened = stores_at(store, lower, cache=CACHE)
+        opened = stores_at(store, lower, cache=CACHE, ca_file=ca_file)
     else:
         opened = home_at(place, registry_access(insecure, ca_file))
     listed = sorted(blobstore.list_models(opened), key=_ORDERS[sort])

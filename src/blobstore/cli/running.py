@@ -31,13 +31,14 @@ from blobstore.cli.output import (
 from blobstore.cli.stores import (
     CacheOption,
     CacheSizeOption,
+    CaFileOption,
     LowerOption,
     StoreOption,
     cached_stores_at,
     source_at,
 )
-from blobstore.errors import BlobStoreError, UsageError, install_hint, quoted
-from blobstore.names import ModelName
+from blobstore.errors import BlobStoreError, RemoteError, UsageError, install_hint, quoted
+from blobstore.names import Digest, ModelName
 from blobstore.source.addresses import is_address
 
 if TYPE_CHECKING:
@@ -127,6 +128,7 @@ def run(
     ] = False,
     cache: CacheOption = None,
     cache_size: CacheSizeOption = None,
+    ca_file: CaFileOption = None,
     store: StoreOption = None,
     lower: LowerOption = None,
     as_json: JsonOption = False,
@@ -150,8 +152,10 @@ def run(
     full = None if is_source else ModelName.parse(name)
     _check(given)
     text = _prompt(prompt, as_json)
-    opened = cached_stores_at(store, lower, cache, cache_size, may_be_new=is_source)
-    full = full or _import(name, quant, opened)
+    opened = cached_stores_at(
+        store, lower, cache, cache_size, ca_file=ca_file, may_be_new=is_source
+    )
+    full = full or _import(name, quant, ca_file, opened)
     from blobstore.mlx_lm.conversation import load_language_model
 
     with loading(str(full)):
@@ -169,7 +173,7 @@ def run(
         note(figures(answer))
 
 
-def _import(source: str, quant: str | None, store: Any) -> ModelName:
+def _import(source: str, quant: str | None, ca_file: str | None, store: Any) -> ModelName:
     """Return the name of a checkpoint's model, which is imported unless it is stored already.
 
     Raises: as `import_model`.
@@ -182,7 +186,13 @@ def _import(source: str, quant: str | None, store: Any) -> ModelName:
 
     if source.endswith(_WEIGHTS[0]) and Path(source).with_name("config.json").is_file():
         source = str(Path(source).parent)
-    made = with_bar(blobstore.plan_import, source, open_source=source_at, quant=quant)
+    try:
+        made = with_bar(blobstore.plan_import, source_at(source, ca_file), quant=quant)
+    except RemoteError as error:
+        if (stored := _imported_from(source, quant, store)) is None:
+            raise
+        note(f"{error.message}; {stored} was imported from it, and is used as it is")
+        return stored
     if quant is None and not any(tensor.quantization for tensor in made.tensors):
         made = make_plan(made.inventory, ImportOptions.parse(quant=_DEFAULT_QUANT))
     name = name_for(made, None, force=False)
@@ -196,6 +206,21 @@ def _import(source: str, quant: str | None, store: Any) -> ModelName:
     if result.digest != before:
         note(f"imported as {result.name}: {size(result.stored_bytes)}")
     return result.name
+
+
+def _imported_from(address: str, quant: str | None, store: Any) -> ModelName | None:
+    """Return a stored model that was imported from an address; None without one."""
+    from blobstore.store.hints import Share
+
+    shares = store.shares.read() if store.shares is not None else ()
+    names = (
+        name
+        for name, raw in store.manifests.texts()
+        if isinstance(raw, bytes) and Share.of_source(address, Digest.of(raw)) in shares
+    )
+    wanted = quant or _DEFAULT_QUANT
+    by_tag = {name.tag: name for name in names if quant in (None, name.tag)}
+    return by_tag.get(wanted, next(iter(by_tag.values()), None))
 
 
 def _show(answer: Generation, seed: int | None, as_json: bool) -> None:

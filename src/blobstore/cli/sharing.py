@@ -126,7 +126,7 @@ def push(
 ) -> None:
     """Send a model to a registry. Only blobs that the registry lacks are sent."""
     access = registry_access(insecure, ca_file, realm)
-    source = store_at(store)
+    source = store_at(store, ca_file=ca_file)
     if reference is not None and to is not None:
         raise UsageError("push takes a REF or --to, not both")
     to = reference or to
@@ -205,7 +205,7 @@ def pull(
     """Fetch a model from a registry. A pull that was interrupted continues where it stopped."""
     access = registry_access(insecure, ca_file, realm)
     required = policy_of(key, policy) if key is not None or policy is not None else None
-    target = store_at(store, wait, may_be_new=True)
+    target = store_at(store, wait, may_be_new=True, ca_file=ca_file)
     done = with_bar(
         blobstore.pull, name, target, name=new_name, access=access, policy=required, jobs=jobs
     )

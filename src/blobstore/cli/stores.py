@@ -13,7 +13,7 @@ from typer import Argument, Option
 
 import blobstore
 from blobstore.cli.output import counted, note, parse_size
-from blobstore.errors import ModelNotFoundError, UsageError
+from blobstore.errors import InvalidNameError, ModelNotFoundError, UsageError
 from blobstore.io.objects import is_bucket, open_bucket
 from blobstore.names import shortened
 
@@ -81,6 +81,7 @@ def store_at(
     *,
     may_be_new: bool = False,
     cache: CacheChoice | None = None,
+    ca_file: str | None = None,
 ) -> Any:
     """Return the store that ``--store``, the environment or the default names.
 
@@ -95,7 +96,7 @@ def store_at(
         raise UsageError("--store is empty", hint="Is a variable unset?")
     named = folder or default_place()
     if "://" in named:
-        return _store_in_bucket(named, wait_s, cache)
+        return _store_in_bucket(named, wait_s, cache, ca_file)
     store = blobstore.open_store(named, wait_s=wait_s)
     if not may_be_new and (folder or os.path.lexists(store.root)):
         store.require()
@@ -152,6 +153,7 @@ def stores_at(
     may_be_new: bool = False,
     copies_up: bool = False,
     cache: CacheChoice | None = None,
+    ca_file: str | None = None,
 ) -> Any:
     """Return the store of `store_at`, over those that ``--lower`` or the environment names.
 
@@ -162,8 +164,9 @@ def stores_at(
     # Colons separate the folders and addresses, but for those of addresses.
     exported = re.split(rf"{os.pathsep}(?!//)", os.environ.get("BLOBSTORE_LOWER", ""))
     folders = lower or list(filter(None, exported))
-    upper = store_at(folder, wait_s, may_be_new=may_be_new or bool(folders), cache=cache)
-    below = [store_at(folder, cache=cache) for folder in folders]
+    means: Any = {"cache": cache, "ca_file": ca_file}
+    upper = store_at(folder, wait_s, may_be_new=may_be_new or bool(folders), **means)
+    below = [store_at(folder, **means) for folder in folders]
     if lower is None:  # an exported variable may name the store itself
         below = [store for store in below if store.address != upper.address]
     if not below:
@@ -205,14 +208,13 @@ def cached_stores_at(
     lower: Sequence[str] | None,
     cache: str | None,
     cache_size: str | None,
-    *,
-    may_be_new: bool = False,
+    **means: Any,
 ) -> Any:
     """Return the store of `stores_at`, with a cache of the blobs of buckets.
 
     Raises: UsageError if a cache is asked for, and no store is in a bucket.
     """
-    opened = stores_at(store, lower, cache=(cache, cache_size), may_be_new=may_be_new)
+    opened = stores_at(store, lower, cache=(cache, cache_size), **means)
     is_asked_for = cache is not None or cache_size is not None
     if is_asked_for and not any(home.has_cache for home in (opened.upper, *opened.lower)):
         raise UsageError(
@@ -222,9 +224,12 @@ def cached_stores_at(
     return opened
 
 
-def _store_in_bucket(address: str, wait_s: float | None, cache: CacheChoice | None) -> Any:
+def _store_in_bucket(
+    address: str, wait_s: float | None, cache: CacheChoice | None, ca_file: str | None
+) -> Any:
     kept = None if cache is None else _open_cache(*cache)
-    bucket = open_bucket(address, bucket_options(address))
+    trusted = network(ca_file)["ca_file"] or ""
+    bucket = open_bucket(address, {**bucket_options(address), "ca_file": trusted})
     return blobstore.BucketStore(bucket, cache=kept, wait_s=wait_s)
 
 
@@ -335,10 +340,10 @@ def is_registry(text: str) -> bool:
     return named is not None and named["repository"] is not None
 
 
-def holds_models(text: str) -> bool:
+def holds_models(text: str, ca_file: str | None) -> bool:
     """Return True for an archive, and for the address of a store in a bucket."""
     if is_bucket(text) and not text.endswith((".safetensors", ".gguf", ".json")):
-        return bool(store_at(text).manifests.names())
+        return bool(store_at(text, ca_file=ca_file).manifests.names())
     return text.endswith(_ARCHIVE) and Path(text).is_file()
 
 
@@ -350,7 +355,7 @@ def home_at(text: str, access: blobstore.RegistryAccess) -> Any:
     Raises: UsageError for another text; as the home.
     """
     if _is_bucket(text) or Path(text).is_dir():
-        return store_at(text, cache=CACHE)
+        return store_at(text, cache=CACHE, ca_file=access.ca_file)
     if Path(text).is_file():
         return blobstore.open_archive(text)
     if _REGISTRY.fullmatch(text) is None:
@@ -377,24 +382,25 @@ def model_at(
     """
     from blobstore.store.registry.api import Reference
 
-    if model is not None or _is_bucket(text) or holds_models(text):
+    if model is not None or _is_bucket(text) or holds_models(text, access.ca_file):
         home = home_at(text, access)
         names = home.manifests.names() if model is None else [home.find(model)]
         if len(names) != 1:
             hint = f"Name one after it: {shortened(names, _NAMES)}." if names else None
             raise UsageError(f"{text} has {counted(len(names), 'model')}", hint=hint)
         return home, names[0]
-    if text.startswith((".", "/")) and os.path.lexists(text):
+    is_path = os.path.lexists(text)
+    with suppress(ModelNotFoundError, *[InvalidNameError] * is_path):
+        reference = Reference.parse(text)
+        if reference.digest is None:
+            opened = stores_at(store, lower, ca_file=access.ca_file)
+            if is_path or is_registry(text):
+                opened.holder(reference.name)
+            return opened, reference.name
+    if is_path:
         raise UsageError(
             f"{text} is a path, not a stored model",
             hint=f"blobstore inspect {text} shows a checkpoint, blobstore import {text} stores it.",
         )
-    reference = Reference.parse(text)
-    if reference.digest is None:
-        opened = stores_at(store, lower)
-        with suppress(ModelNotFoundError):
-            if is_registry(text):
-                opened.holder(reference.name)
-            return opened, reference.name
     note(f"{text} is not in the store: asking the registry")
     return access.open(reference), reference.name

@@ -54,14 +54,14 @@ from blobstore.names import Digest, ModelName
 OCI_MANIFEST_MEDIA_TYPE = "application/vnd.oci.image.manifest.v1+json"
 IMAGE_CONFIG_MEDIA_TYPE = "application/vnd.oci.image.config.v1+json"
 IMAGE_LAYER_MEDIA_TYPE = "application/vnd.oci.image.layer.v1.tar"
-_IMAGE = "a container image"
+_IMAGE = "container image"
 # The kinds of manifests, by how the media types of their layers begin.
 _FOREIGN = {
-    "application/vnd.cncf.model.": "a ModelPack artifact",
+    "application/vnd.cncf.model.": "ModelPack artifact",
     "application/vnd.oci.image.layer.": _IMAGE,
     "application/vnd.docker.image.rootfs.": _IMAGE,
-    "application/vnd.docker.ai.": "a model of Docker Model Runner",
-    "application/vnd.kitops.": "a ModelKit of KitOps",
+    "application/vnd.docker.ai.": "model of Docker Model Runner",
+    "application/vnd.kitops.": "ModelKit of KitOps",
 }
 
 
@@ -118,13 +118,19 @@ def check_is_model(manifest: Manifest, what: str) -> None:
 
     ``what`` names it.
     """
-    for layer in manifest.layers:
-        for prefix, kind in _FOREIGN.items():
-            if layer.media_type.startswith(prefix):
-                raise UnsupportedSourceError(
-                    f"{what} is {kind}, not a stored model",
-                    hint="Extract its files with its own tool, then import the folder.",
-                )
+    if kind := foreign_kind(manifest):
+        raise UnsupportedSourceError(
+            f"{what} is a {kind}, not a stored model",
+            hint="Extract its files with its own tool, then import the folder.",
+        )
+
+
+def foreign_kind(manifest: Manifest) -> str:
+    """Return what an artifact of another program is; "" for a stored model."""
+    types = [layer.media_type for layer in manifest.layers]
+    return next(
+        (kind for begin, kind in _FOREIGN.items() for one in types if one.startswith(begin)), ""
+    )
 
 
 LAYOUT_PATH = "oci-layout"

@@ -32,9 +32,10 @@ from blobstore.importer.writing import Means, WrittenBlobs, copy_file, write_blo
 from blobstore.io.workers import Progress, start_progress, threads
 from blobstore.model.facts import Verdict
 from blobstore.names import Digest, ModelName
-from blobstore.source.addresses import OpenSource, Source, open_folder
+from blobstore.source.addresses import OpenSource, Source, is_address, open_folder
 from blobstore.source.inventory import Inventory, read_model
 from blobstore.source.weights import FetchOptions
+from blobstore.store.hints import Share
 from blobstore.store.places import StorePlace, opened_store
 from blobstore.store.ports import Finished, Home, Session, id_of, replaced_id
 
@@ -371,6 +372,9 @@ def publish_plan(
         # Another import may have made a model of the name meanwhile.
         name = store.manifests.stored_name(name)
         created = session.publish(name, manifest)
+    source = plan.inventory.folder.name
+    if store.shares is not None and is_address(source):
+        store.shares.add(Share.of_source(source, manifest.digest))
     del session, tensors  # they know as much of every blob as the manifest
     sizes = {blob.digest: blob.size for blob in manifest.descriptors}
     return ImportResult(

@@ -22,6 +22,7 @@ from blobstore.formats.documents import (
 )
 from blobstore.formats.dtypes import float_dtype
 from blobstore.formats.gguf import GgufTensor, gguf_header
+from blobstore.formats.oci import foreign_kind
 from blobstore.formats.provenance import OWN_DOCUMENT, Coverage, Tally
 from blobstore.formats.quant import QuantType
 from blobstore.model import on_mlx_lm, on_ollama
@@ -200,7 +201,7 @@ def model_type(model: StoredModel, counts: Mapping[str, int]) -> str:
     if model.manifest.gguf_layers:
         return " ".join(filter(None, ("GGUF", config.file_type)))
     if config.file_type in counts or not counts:
-        return config.file_type or ""
+        return config.file_type or foreign_kind(model.manifest)
     return min(counts, key=lambda kind: (kind not in _QUANTIZED, -counts[kind], kind))
 
 

@@ -24,6 +24,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Set as Abstra
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Self
 
 from blobstore.errors import BlobStoreError, NotFoundError
 from blobstore.io.durable import (
@@ -174,11 +175,19 @@ class SummaryHints:
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """A repository of the registry at ``host`` that has the model of the manifest."""
+    """A repository of the registry at ``host`` that has the model of the manifest.
+
+    For the address of a source, ``host`` is its scheme with a colon.
+    """
 
     host: str
     repository: str
     manifest: Digest
+
+    @classmethod
+    def of_source(cls, address: str, manifest: Digest) -> Self:
+        scheme, _, place = address.rstrip("/").partition("//")
+        return cls(scheme, place, manifest)
 
 
 _SHARE = re.compile(

@@ -4,18 +4,21 @@ import os
 from typing import TypeAlias, TypeVar
 
 from blobstore.store.local.store import default_place, open_store
-from blobstore.store.ports import Home, Readable
+from blobstore.store.ports import Home
 
 StorePlace: TypeAlias = str | os.PathLike[str] | None
 """A store's folder, the address of its bucket, or None for the default store."""
-_R = TypeVar("_R", bound=Readable)
+_Opened = TypeVar("_Opened")
 
 
-def opened_store(store: _R | StorePlace) -> _R | Home:
+def opened_store(store: _Opened | StorePlace) -> _Opened | Home:
     """Return the store at a place; an open store as it is. Raises: as `open_store`."""
-    if isinstance(store, Readable):
+    if store is None:
+        place = default_place()
+    elif isinstance(store, str | os.PathLike):
+        place = os.fspath(store)
+    else:
         return store
-    place = default_place() if store is None else os.fspath(store)
     if "://" not in place:
         return open_store(place)
     from blobstore.store.bucket.bucket_store import open_bucket_store

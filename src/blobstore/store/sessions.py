@@ -8,6 +8,7 @@ from __future__ import annotations
 import tempfile
 import threading
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import partial
@@ -22,6 +23,7 @@ from blobstore.errors import (
     DigestMismatchError,
     LimitExceededError,
     NotFoundError,
+    StorageError,
     UsageError,
 )
 from blobstore.formats.documents import MAX_DOCUMENT, Descriptor, Manifest
@@ -29,9 +31,10 @@ from blobstore.formats.signatures import MAX_SIGNATURES, Signature
 from blobstore.formats.strictjson import check_limit
 from blobstore.hashing import Bytes
 from blobstore.hashing.stage import HashStage
+from blobstore.io.budget import allow_open_files
 from blobstore.io.durable import os_errors, write_all_at
 from blobstore.io.ranges import BytesReader, OpenReader, fill
-from blobstore.io.workers import results_of
+from blobstore.io.workers import Progress, each, results_of, start_progress
 from blobstore.names import Digest, ModelName
 
 Expected: TypeAlias = Collection[bytes | None] | None
@@ -509,3 +512,39 @@ class SpooledSession(Session):
 
     def close(self) -> None:
         self._spool.close()
+
+
+def add_missing(
+    session: Intake,
+    manifest: Manifest,
+    open_blob: Callable[[Descriptor], OpenReader],
+    jobs: int,
+    progress: Progress | None,
+) -> dict[Digest, How]:
+    """Add those blobs of a manifest that a session lacks; return how each of them was added."""
+    # Each thread has one blob, and they are hashed together.
+    at_once = jobs * hashing.width()
+    allow_open_files(3 * at_once)
+    missing = session.missing(manifest.descriptors)
+    report = start_progress(progress, sum(blob.size for blob in missing))
+    took: dict[Digest, How] = {}
+
+    def take(blob: Descriptor) -> None:
+        with open_blob(blob) as reader:
+            took[blob.digest] = session.add(blob, reader)
+        report(blob.size, blob.name or str(blob.digest))
+
+    each(missing, take, 1 if session.in_sequence else min(at_once, len(missing)), name="transfer")
+    return took
+
+
+@contextmanager
+def keep_for_the_next(session: Intake) -> Iterator[None]:
+    """Keep the blobs for the next transfer if this one fails, unless the disk may be full."""
+    try:
+        yield
+    except StorageError:
+        raise
+    except BaseException:
+        session.keep()
+        raise

@@ -12,26 +12,24 @@ checked before a blob is read.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated
 
-from blobstore import hashing
 from blobstore.errors import (
     CorruptDataError,
     LimitExceededError,
     NotFoundError,
     RemoteError,
-    StorageError,
     UsageError,
 )
-from blobstore.formats.documents import Descriptor, Manifest
+from blobstore.formats.documents import Manifest
 from blobstore.formats.signatures import Signature
-from blobstore.io.budget import allow_open_files
-from blobstore.io.workers import Progress, each, start_progress, threads
+from blobstore.io.workers import Progress, threads
 from blobstore.names import Digest, ModelName
-from blobstore.store.ports import How, Intake, Readable, Receiver, unique
+from blobstore.store.places import StorePlace, opened_store
+from blobstore.store.ports import How, Readable, Receiver, unique
+from blobstore.store.sessions import add_missing, keep_for_the_next
 from blobstore.store.signing.signed_models import SignaturePolicy
 
 _log = logging.getLogger("blobstore.store.transfer")
@@ -79,8 +77,8 @@ class TransferResult:
 
 def transfer(
     names: str | ModelName | Iterable[str | ModelName] | Mapping[str, str],
-    source: Readable,
-    target: Receiver,
+    source: Readable | StorePlace,
+    target: Receiver | StorePlace,
     *,
     check: Check = lambda _manifest, _what: None,
     jobs: int | None = None,
@@ -106,10 +104,11 @@ def transfer(
     are in the target. The blobs of the model that fails are kept for the next transfer by a home
     that can do so, except after a StorageError: the disk may be full.
     """
+    origin, home = opened_store(source), opened_store(target)
     if isinstance(names, str | ModelName):
         names = [names]
     pairs = names.items() if isinstance(names, Mapping) else ((name, name) for name in names)
-    planned = [(source.find(old), target.target(new)) for old, new in pairs]
+    planned = [(origin.find(old), home.target(new)) for old, new in pairs]
     if len({new.folded for _, new in planned}) < len(planned):
         raise UsageError(
             f"two models would get the same name: {', '.join(str(new) for _, new in planned)}"
@@ -117,15 +116,15 @@ def transfer(
     workers = threads(jobs)
 
     def copy(old: ModelName, new: ModelName) -> TransferResult:
-        with source.lease(), target.session(name=new) as session:
-            manifest = source.manifests.read(old)
+        with origin.lease(), home.session(name=new) as session:
+            manifest = origin.manifests.read(old)
             check(manifest, str(old))
-            signatures = _signatures(source, old, manifest.digest, policy)
+            signatures = _signatures(origin, old, manifest.digest, policy)
             with keep_for_the_next(session):
-                took = add_missing(session, manifest, source, workers, progress)
+                took = add_missing(session, manifest, origin.blobs.open, workers, progress)
                 added = 0
-                if signatures and target.signatures is not None:
-                    added = target.signatures.add(new, manifest.digest, signatures)
+                if signatures and home.signatures is not None:
+                    added = home.signatures.add(new, manifest.digest, signatures)
                 elif signatures:
                     _log.warning(
                         "the signatures of %s were not copied: the target can't store them", old
@@ -144,26 +143,6 @@ def transfer(
     return [copy(old, new) for old, new in planned]
 
 
-def add_missing(
-    session: Intake, manifest: Manifest, source: Readable, jobs: int, progress: Progress | None
-) -> dict[Digest, How]:
-    """Add those blobs of a manifest that a session lacks; return how each of them was added."""
-    # Each thread has one blob, and they are hashed together.
-    at_once = jobs * hashing.width()
-    allow_open_files(3 * at_once)
-    missing = session.missing(manifest.descriptors)
-    report = start_progress(progress, sum(blob.size for blob in missing))
-    took: dict[Digest, How] = {}
-
-    def take(blob: Descriptor) -> None:
-        with source.blobs.open(blob) as reader:
-            took[blob.digest] = session.add(blob, reader)
-        report(blob.size, blob.name or str(blob.digest))
-
-    each(missing, take, 1 if session.in_sequence else min(at_once, len(missing)), name="transfer")
-    return took
-
-
 def _signatures(
     source: Readable, name: ModelName, digest: Digest, policy: SignaturePolicy | None
 ) -> Sequence[Signature]:
@@ -179,15 +158,3 @@ def _signatures(
     if policy is not None:
         policy.check(name, digest, signatures)
     return signatures
-
-
-@contextmanager
-def keep_for_the_next(session: Intake) -> Iterator[None]:
-    """Keep the blobs for the next transfer if this one fails, unless the disk may be full."""
-    try:
-        yield
-    except StorageError:
-        raise
-    except BaseException:
-        session.keep()
-        raise

@@ -40,7 +40,7 @@ from blobstore.store.local.session import LocalSession
 from blobstore.store.local.store_folder import FolderCare, StoreFolder
 from blobstore.store.packed.files import write_packed
 from blobstore.store.ports import Care, Home, Removal, check_expected, unique
-from blobstore.store.transfer import add_missing, keep_for_the_next
+from blobstore.store.sessions import add_missing, keep_for_the_next
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,7 +172,7 @@ def _unpack(store: Store, name: ModelName, jobs: int, progress: Progress | None)
         manifest = store.packed.manifests.read(name)
         written = store.packed.manifests.modified_at(name)
         with keep_for_the_next(session):
-            took = add_missing(session, manifest, store.packed, jobs, progress)
+            took = add_missing(session, manifest, store.packed.blobs.open, jobs, progress)
             session.publish(name, manifest, expected=(None,))
         store.manifests.set_modified(name, written)
     sizes = {blob.digest: blob.size for blob in manifest.descriptors}

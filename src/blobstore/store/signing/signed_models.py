@@ -39,6 +39,7 @@ from blobstore.formats.signatures import DockerReference, Payload, Signature
 from blobstore.formats.strictjson import InvalidError, parse_object
 from blobstore.io.durable import read_own
 from blobstore.names import Digest, ModelName
+from blobstore.store.places import StorePlace, opened_store
 from blobstore.store.ports import Home, Signatures, all_names
 from blobstore.store.signing.key_pairs import MAX_KEY_FILE, PrivateKey, PublicKey
 
@@ -400,7 +401,11 @@ class CheckedModel:
 
 
 def sign_model(
-    name: str | ModelName, home: Home, key: PrivateKey, *, identity: DockerReference | None = None
+    name: str | ModelName,
+    store: Home | StorePlace,
+    key: PrivateKey,
+    *,
+    identity: DockerReference | None = None,
 ) -> SignedModel:
     """Sign the digest of a model's manifest, and keep the signature in the home.
 
@@ -411,6 +416,7 @@ def sign_model(
     Raises: InvalidNameError, NotFoundError, AmbiguousNameError, DocumentError; UsageError for a
     home that keeps no signatures; LimitExceededError; StorageError.
     """
+    home = opened_store(store)
     holder = home.holder(name)
     stored = holder.find(name)
     digest = holder.manifests.read(stored).digest
@@ -423,7 +429,7 @@ def sign_model(
 
 
 def check_signatures(
-    names: Iterable[str | ModelName], home: Home, policy: SignaturePolicy
+    names: Iterable[str | ModelName], store: Home | StorePlace, policy: SignaturePolicy
 ) -> list[CheckedModel]:
     """Check the signatures of models; those of all models if ``names`` is empty, packed ones too.
 
@@ -431,6 +437,7 @@ def check_signatures(
     home that keeps no signatures, or a key that can't be read; CorruptDataError for a signature
     that can't be read; StorageError.
     """
+    home = opened_store(store)
     kept = _signatures(home)
     holders = [(home.holder(name), name) for name in list(names) or all_names(home)]
     stored = [(holder, holder.find(name)) for holder, name in holders]
