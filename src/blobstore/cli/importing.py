@@ -50,7 +50,6 @@ from blobstore.cli.trees import (
     SIZES,
     EveryTensor,
     Top,
-    in_number_order,
     show_each,
     show_tree,
     sizes,
@@ -397,10 +396,8 @@ def _show_tensors(made: blobstore.ImportPlan, *, every: bool, top: int | None) -
     if top is not None:
         keyed = ((errors.get(one.name, 0), one.nbytes, one.name, one) for one in made.tensors)
         show_each([one for *_, one in nlargest(top, keyed)], headings, cells)
-    elif every:
-        show_each(in_number_order(made.tensors), headings, cells)
     else:
-        show_tree(made.tensors, headings, cells)
+        show_tree(made.tensors, headings, cells, every=every)
     emit(
         f"{counted(len(made.blobs), 'blob')}, {count(made.parameters)} parameters, "
         f"{size(made.stored_bytes)}, {_bits(made)}"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 import shutil
 import sys
@@ -290,10 +289,8 @@ def _show_quality(report: blobstore.ModelQuality, *, every: bool, top: int | Non
     )
     if top is not None:
         show_each(changed[:top], _ERRORS, cells, total)  # the largest error comes first
-    elif every:
-        show_each(in_number_order(changed), _ERRORS, cells, total)
-    elif changed:
-        show_tree(changed, _ERRORS, cells, total)
+    elif changed or every:
+        show_tree(changed, _ERRORS, cells, total, every=every)
     if kept := len(report.tensors) - len(changed):
         are = "tensor is stored as it was" if kept == 1 else "tensors are stored as they were"
         emit(f"{kept} {are}")
@@ -333,7 +330,7 @@ def diff(
 
 
 def _show_diff(difference: ModelDiff, *, error: bool, every: bool) -> None:
-    from blobstore.inspection.comparison import Errors
+    from blobstore.inspection.comparison import ValueErrors
 
     rows = [_difference(one, None) for one in difference.removed]
     rows += [_difference(None, one) for one in difference.added]
@@ -341,18 +338,16 @@ def _show_diff(difference: ModelDiff, *, error: bool, every: bool) -> None:
     headings = ("SIZE", *_ERRORS[:4]) if error else ("SIZE",)
 
     def cells(tensors: Sequence[SimpleNamespace]) -> tuple[str, ...]:
-        both = [sum(side) for side in zip(*(one.nbytes for one in tensors), strict=True)]
+        both = (sum(side) for side in zip(*(one.nbytes for one in tensors), strict=True))
         sizes_of_both = dict.fromkeys(size(nbytes) for nbytes in both if nbytes)
         known = [one.errors for one in tensors if one.errors is not None]
-        odd = sum(errors.odd_values for errors in known)
-        figures = _figures(sum(known, Errors())) if known else ("",) * 4
-        more = f", {odd} infinite or NaN on one side" if odd else ""
-        return (" → ".join(sizes_of_both), *figures[:3], figures[3] + more)[: len(headings)]
+        errors = sum(known, ValueErrors())
+        odd = f", {errors.odd_values} infinite or NaN on one side" if errors.odd_values else ""
+        figures = _figures(errors) if known else ("",) * 4
+        return (" → ".join(sizes_of_both), *figures[:3], figures[3] + odd)[: len(headings)]
 
-    if rows and every:
-        show_each(in_number_order(rows), headings, cells)
-    elif rows:
-        show_tree(rows, headings, cells)
+    if rows:
+        show_tree(rows, headings, cells, every=every)
     documents = difference.documents
     for sign, names in (("-", documents.removed), ("+", documents.added), ("~", documents.changed)):
         for name in names:
@@ -379,7 +374,7 @@ def _difference(
         name=sides[0].name,
         type_name=sign + " → ".join(dict.fromkeys(types)),
         shape=sides[-1].shape,
-        parameters=math.prod(sides[-1].shape),
+        parameters=sides[-1].nbytes,  # by which types are ordered
         nbytes=[one.nbytes if one else 0 for one in (before, after)],
         errors=errors,
     )

@@ -34,7 +34,6 @@ EXIT_INTERRUPTED = 130
 # which Python would search every 700 allocations.
 _ALLOCATIONS = 200_000
 _GRACE_S = 5.0
-_LONGEST = 200  # of a first sentence in the help, which wraps
 
 
 def schema(
@@ -192,7 +191,7 @@ class _Group(TyperGroup):
                 formatter.write_dl(
                     (
                         name.ljust(width),
-                        _command(name).get_short_help_str(_LONGEST),
+                        _command(name).get_short_help_str(200),
                     )
                     for name in names
                 )

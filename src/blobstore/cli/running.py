@@ -213,14 +213,14 @@ def _imported_from(address: str, quant: str | None, store: Any) -> ModelName | N
     from blobstore.store.hints import Share
 
     shares = store.shares.read() if store.shares is not None else ()
-    names = (
+    names = [
         name
         for name, raw in store.manifests.texts()
-        if isinstance(raw, bytes) and Share.of_source(address, Digest.of(raw)) in shares
-    )
-    wanted = quant or _DEFAULT_QUANT
-    by_tag = {name.tag: name for name in names if quant in (None, name.tag)}
-    return by_tag.get(wanted, next(iter(by_tag.values()), None))
+        if isinstance(raw, bytes)
+        and Share.of_source(address, Digest.of(raw)) in shares
+        and quant in (None, name.tag)
+    ]
+    return min(names, key=lambda name: name.tag != _DEFAULT_QUANT, default=None)
 
 
 def _show(answer: Generation, seed: int | None, as_json: bool) -> None:
@@ -508,6 +508,14 @@ def serve(
             help="A site whose pages may use /v1/, or * for all; repeatable.",
         ),
     ] = None,
+    plan: Annotated[
+        str | None,
+        Option(
+            metavar="SOURCE",
+            help="Show on a page what an import of SOURCE would write; only headers are read.",
+        ),
+    ] = None,
+    ca_file: CaFileOption = None,
     log: Annotated[
         bool | None,
         Option("--log/--no-log", help="Print a line for each request [default: on a terminal]."),
@@ -524,7 +532,7 @@ def serve(
         raise UsageError(f"{unused[0]} needs a model to serve", hint="Use --lm NAME.")
     if api_key == "":
         raise UsageError("--api-key is empty", hint="Leave it out to serve without a key.")
-    opened = cached_stores_at(store, lower, cache, cache_size)
+    opened = cached_stores_at(store, lower, cache, cache_size, ca_file=ca_file)
     try:
         import starlette  # noqa: F401
         import uvicorn  # noqa: F401
@@ -534,6 +542,7 @@ def serve(
         ) from error
     from blobstore.web.application import Hosts, application, check_address, serve_at
     from blobstore.web.distribution import distribution_routes
+    from blobstore.web.report import plan_document
 
     def show(address: str) -> None:
         lines = [f"Serving {opened.address} at {address}"]
@@ -557,7 +566,9 @@ def serve(
             stack.enter_context(closing(service))
             key = api_key or os.environ.get("BLOBSTORE_API_KEY") or None
             more = [*more, Chat(service, allow_origin or (), key).route()]
-        app = application(opened, hosts, more=more)
+        made = plan and with_bar(blobstore.plan_import, source_at(plan, ca_file))
+        document = made and plan_document(made, made.options)
+        app = application(opened, hosts, more=more, plan=document)
         serve_at(app, host, port, ready=show, log=sys.stderr.isatty() if log is None else log)
 
 

@@ -228,8 +228,8 @@ def _store_in_bucket(
     address: str, wait_s: float | None, cache: CacheChoice | None, ca_file: str | None
 ) -> Any:
     kept = None if cache is None else _open_cache(*cache)
-    trusted = network(ca_file)["ca_file"] or ""
-    bucket = open_bucket(address, {**bucket_options(address), "ca_file": trusted})
+    trusted = {"ca_file": network(ca_file)["ca_file"] or ""}
+    bucket = open_bucket(address, bucket_options(address) | trusted)
     return blobstore.BucketStore(bucket, cache=kept, wait_s=wait_s)
 
 

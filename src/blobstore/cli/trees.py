@@ -57,8 +57,15 @@ def show_tree(
     cells: Cells,
     *more: Sequence[str],
     depth: int | None = None,
+    every: bool = False,
 ) -> None:
-    """Print the modules of tensors as a tree, in number order, of at most ``depth`` levels."""
+    """Print the modules of tensors as a tree, in number order, of at most ``depth`` levels.
+
+    ``every``: print each tensor instead.
+    """
+    if every:
+        show_each(in_number_order(tensors), headings, cells, *more)
+        return
     from blobstore.inspection.inspection import tree_of
     from blobstore.store.stored import weights_by_type
 

@@ -372,9 +372,8 @@ def publish_plan(
         # Another import may have made a model of the name meanwhile.
         name = store.manifests.stored_name(name)
         created = session.publish(name, manifest)
-    source = plan.inventory.folder.name
-    if store.shares is not None and is_address(source):
-        store.shares.add(Share.of_source(source, manifest.digest))
+    if store.shares is not None and is_address(plan.inventory.folder.name):
+        store.shares.add(Share.of_source(plan.inventory.folder.name, manifest.digest))
     del session, tensors  # they know as much of every blob as the manifest
     sizes = {blob.digest: blob.size for blob in manifest.descriptors}
     return ImportResult(

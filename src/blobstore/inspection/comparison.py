@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import asdict, astuple, dataclass, replace
-from typing import Annotated
+from typing import Annotated, Self
 
 import numpy as np
 
@@ -70,8 +70,8 @@ class Errors:
         """True if all values were finite; False if one was not, or if a sum is not."""
         return math.isfinite(self.squared_weight) and math.isfinite(self.squared_read)
 
-    def __add__(self, other: Errors) -> Errors:
-        sums = Errors(*map(operator.add, astuple(self), astuple(other)))
+    def __add__(self, other: Self) -> Self:
+        sums = type(self)(*map(operator.add, astuple(self), astuple(other)))
         return replace(sums, max_error=max(self.max_error, other.max_error))
 
     @property

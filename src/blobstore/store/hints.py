@@ -186,8 +186,7 @@ class Share:
 
     @classmethod
     def of_source(cls, address: str, manifest: Digest) -> Self:
-        scheme, _, place = address.rstrip("/").partition("//")
-        return cls(scheme, place, manifest)
+        return cls(*address.rstrip("/").split("//", 1), manifest)
 
 
 _SHARE = re.compile(

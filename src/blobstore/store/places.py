@@ -13,12 +13,9 @@ _Opened = TypeVar("_Opened")
 
 def opened_store(store: _Opened | StorePlace) -> _Opened | Home:
     """Return the store at a place; an open store as it is. Raises: as `open_store`."""
-    if store is None:
-        place = default_place()
-    elif isinstance(store, str | os.PathLike):
-        place = os.fspath(store)
-    else:
+    if not isinstance(store, str | os.PathLike | None):
         return store
+    place = default_place() if store is None else os.fspath(store)
     if "://" not in place:
         return open_store(place)
     from blobstore.store.bucket.bucket_store import open_bucket_store

@@ -8,7 +8,7 @@ import json
 import os
 import threading
 from bisect import bisect_right
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import accumulate
@@ -94,8 +94,9 @@ class OpenedModel:
 class Served:
     """A home, and the models of it that were asked for last."""
 
-    def __init__(self, home: Readable) -> None:
+    def __init__(self, home: Readable, plan: Any = None) -> None:
         self.home = home
+        self.plan = in_json(plan)
         self._read = lru_cache(_OPENED)(_read)
         self._lock = threading.Lock()
 
@@ -312,10 +313,15 @@ def _tree(served: Served, model: ServedModel) -> list[TreeRow]:
         SimpleNamespace(
             name=name, type_name=kind, shape=tuple(dims), parameters=prod(dims), nbytes=nbytes
         )
-        for name, kind, dims, nbytes in sorted(rows, key=lambda row: natural(row[0]))
+        for name, kind, dims, nbytes in rows
     ]
-    return [
-        TreeRow(
+    return list(tree_rows(tensors))
+
+
+def tree_rows(tensors: Iterable[Any]) -> Iterator[TreeRow]:
+    """Yield the rows of the tree of `tree_of`, in number order."""
+    for branch in tree_of(sorted(tensors, key=lambda tensor: natural(tensor.name))):
+        yield TreeRow(
             branch.depth,
             branch.name,
             branch.alike,
@@ -324,8 +330,6 @@ def _tree(served: Served, model: ServedModel) -> list[TreeRow]:
             sum(tensor.parameters for tensor in branch.tensors),
             sum(tensor.nbytes for tensor in branch.tensors),
         )
-        for branch in tree_of(tensors)
-    ]
 
 
 def _usage(served: Served) -> Usage:
@@ -418,6 +422,12 @@ ROUTES: tuple[ApiRoute, ...] = (
         _text,
         ("model", "file"),
         content_type=_TEXT,
+    ),
+    ApiRoute(
+        "/api/plan",
+        "What an import would write, of the source that the server was started with; or null.",
+        dict[str, Any] | None,
+        lambda served: served.plan,
     ),
     ApiRoute("/api/usage", "Sizes of blobs.", Usage, _usage),
     ApiRoute("/api/tags", "All models, for Ollama's clients.", dict[str, Any], _tags),

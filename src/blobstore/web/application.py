@@ -196,9 +196,14 @@ class _Static(StaticFiles):
         return response
 
 
-def application(home: Readable, hosts: Hosts, *, more: Iterable[BaseRoute] = ()) -> ASGIApp:
-    """Return the application over a home. ``more``: routes in addition to the API and the pages."""
-    served = Served(home)
+def application(
+    home: Readable, hosts: Hosts, *, more: Iterable[BaseRoute] = (), plan: Any = None
+) -> ASGIApp:
+    """Return the application over a home.
+
+    ``more``: routes in addition to the API and the pages. ``plan``: of `plan_document`.
+    """
+    served = Served(home, plan)
     quick, slow = CapacityLimiter(_QUICK), CapacityLimiter(_SLOW)
     routes: list[BaseRoute] = [
         *(Route(one.path, _api(one, served, slow if one.is_slow else quick)) for one in ROUTES),
@@ -240,16 +245,13 @@ def _document(content_type: str, body: bytes) -> _Handler:
     return handle
 
 
-def _is_for_a_person(request: Request) -> bool:
-    is_of_program = request.url.path.startswith(("/api/", REGISTRY, CHAT))
-    return not is_of_program and "text/html" in request.headers.get("accept", "")
-
-
 async def _refuse(request: Request, error: Exception) -> Response:
     if not isinstance(error, HTTPException):
         return problem(FAILED, "an internal error; see the server's log")
     status = error.status_code
-    if status == NOT_FOUND and _is_for_a_person(request):
+    is_for_program = request.url.path.startswith(("/api/", REGISTRY, CHAT))
+    is_for_program = is_for_program or "text/html" not in request.headers.get("accept", "")
+    if status == NOT_FOUND and not is_for_program:
         return Response(page(request.url.path), status, media_type=_HTML)
     says = "not found" if status == NOT_FOUND else "invalid request"
     answer = problem(status, says)

@@ -24,6 +24,7 @@ PAGES: Mapping[str, tuple[str, str]] = {
     "/": ("models", "Models"),
     "/model": ("model", "Model"),
     "/compare": ("compare", "Compare"),
+    "/plan": ("plan", "Plan"),
     "/usage": ("usage", "Usage"),
 }
 """The addresses of pages: the names of their part and their script, and their titles."""

@@ -7,11 +7,11 @@ of the last `quality`, if there are any.
 
 import json
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass, replace
 from functools import partial
-from heapq import nsmallest
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -49,11 +49,10 @@ from blobstore.store.ports import Readable
 from blobstore.views.documents import document_of
 from blobstore.views.quality_records import kept_quality
 from blobstore.views.quantities import count, counted, shape, size
-from blobstore.web.api import Served
+from blobstore.web.api import Served, tree_rows
 from blobstore.web.pages import FOLDER, markup_of, page_in_file, table, table_of
 
 MOST_DISTRIBUTIONS = 6
-_COLUMNS = ("tensor", "type", "shape", "size")
 # Rows of a table for browsers without JavaScript.
 _MOST_ROWS = 30
 
@@ -190,10 +189,6 @@ def _largest(tensors: Mapping[str, Any]) -> list[Any]:
     return sorted(zip(*columns, strict=True), key=lambda row: (-row[3], row[0]))
 
 
-def _cells(rows: Iterable[Any]) -> list[tuple[str, ...]]:
-    return [(name, kind, shape(dims), size(nbytes)) for name, kind, dims, nbytes in rows]
-
-
 def _readable(report: ModelReport, origin: Mapping[str, str]) -> Iterator[str]:
     facts, tensors = report.answers["model"], report.answers["tensors"]
     said = {key: value for key, value in facts.items() if isinstance(value, str | int) and value}
@@ -202,8 +197,11 @@ def _readable(report: ModelReport, origin: Mapping[str, str]) -> Iterator[str]:
     yield table("The model", ("", ""), (said | runs).items())
     yield table(
         f"The largest of {counted(len(tensors['names']), 'tensor')}",
-        _COLUMNS,
-        _cells(_largest(tensors)[:_MOST_ROWS]),
+        ("tensor", "type", "shape", "size"),
+        (
+            (name, kind, shape(dims), size(nbytes))
+            for name, kind, dims, nbytes in _largest(tensors)[:_MOST_ROWS]
+        ),
     )
     yield from map(table_of, report.plots.values())
     if report.diff is not None:
@@ -236,17 +234,19 @@ def plan_page(asked: ImportPlan, options: ImportOptions) -> bytes:
     It has the sizes with every type and group size, and what a target can reach. ``options``: those
     that the user gave; their rules are in every plan. No weight is read.
     """
-    data = _choices(asked, replace(options, target=None))
-    return page_in_file(f"{data['source']}: plan", ("plan",), data, _readable_plan(data))
+    data = plan_document(asked, options)
+    shown = {"answers": {"plan": data}}
+    return page_in_file(f"{data['source']}: plan", ("plan",), shown, _readable_plan(data))
 
 
-def _choices(asked: ImportPlan, options: ImportOptions) -> dict[str, Any]:
-    """Return what the page shows.
+def plan_document(asked: ImportPlan, options: ImportOptions) -> dict[str, Any]:
+    """Return what the page of a plan shows; the parameters are those of `plan_page`.
 
     ``asked``: the label of the plan that was asked for; None if types were chosen for a target,
     and that plan is ``target`` then. ``refused``: why other types can't be had. ``reach``: bytes
     of the smallest and of the largest plan that a target can lead to; None if it is refused.
     """
+    options = replace(options, target=None)
     draft = asked.inventories[1] if len(asked.inventories) > 1 else None
     kind = asked.options.quant_type
     chosen = (kind, asked.options.quantization(kind).group_size if kind else None)
@@ -284,12 +284,8 @@ def _choices(asked: ImportPlan, options: ImportOptions) -> dict[str, Any]:
 
 def _choice(plan: ImportPlan, kind: _Kind) -> dict[str, Any]:
     """Return what the page shows of a plan, which is not kept: it may have 100,000 tensors."""
-    tensors = [
-        (tensor.name, str(tensor.quantization or tensor.dtype), tensor.shape, tensor.nbytes)
-        for tensor in plan.tensors
-    ]
-    largest = nsmallest(_MOST_ROWS, tensors, key=lambda row: (-row[3], row[0]))
-    drawn = ((name, type_name, nbytes) for name, type_name, _, nbytes in tensors)
+    tensors = list(plan.tensors)
+    drawn = ((one.name, one.type_name, one.nbytes) for one in tensors)
     return {
         "label": _label(kind),
         "type": str(kind[0] or "unquantized"),
@@ -298,10 +294,10 @@ def _choice(plan: ImportPlan, kind: _Kind) -> dict[str, Any]:
         "bits": f"{plan.bits_per_weight:.2f}",
         "blobs": len(plan.blobs),
         "tensors": len(tensors),
-        "quantized": sum(tensor.quantization is not None for tensor in plan.tensors),
+        "quantized": sum(tensor.quantization is not None for tensor in tensors),
         "runs_in": [(one.runtime, one.sentence) for one in plan.runs_in],
         "notes": list(plan.notes),
-        "largest": _cells(largest),
+        "tree": document_of(list(islice(tree_rows(tensors), _MOST_RECTANGLES))),
         "treemap": treemap(drawn, _MOST_RECTANGLES),
     }
 
@@ -328,7 +324,12 @@ def _readable_plan(data: dict[str, Any]) -> Iterator[str]:
         yield f"<h2>{markup_of(title)}</h2>"
         yield table(f"Where it runs ({title})", ("runtime", ""), plan["runs_in"])
         yield table(
-            f"The largest of {counted(plan['tensors'], 'tensor')}", _COLUMNS, plan["largest"]
+            f"The {counted(plan['tensors'], 'tensor')} by module",
+            ("module", "type", "parameters", "size"),
+            (
+                (row["name"], ", ".join(row["types"]), count(row["parameters"]), size(row["size"]))
+                for row in plan["tree"]
+            ),
         )
 
 

@@ -157,7 +157,7 @@ def test_a_plan_shows_all_types(tmp_path: Path) -> None:
     asked = plan_import(source, **words)  # type: ignore[arg-type]
     options = ImportOptions.parse(**words)  # type: ignore[arg-type]
     page = plan_page(asked, options).decode()
-    data = inlined(page)
+    data = inlined(page)["answers"]["plan"]
     labels = [one["label"] for one in data["plans"]]
     assert {"int4/32", "int8/128", "nvfp4/16", "unquantized"} < set(labels)
     assert (data["refused"], data["asked"], data["target"]) == ({}, "int8/32", None)
@@ -172,5 +172,6 @@ def test_a_plan_shows_all_types(tmp_path: Path) -> None:
     text = Reader(readable(page)).text
     assert all(label in text for label in labels)
     asked = plan_import(source, target_bpw=9)
-    target = inlined(plan_page(asked, ImportOptions.parse()).decode())["target"]
+    page = plan_page(asked, ImportOptions.parse()).decode()
+    target = inlined(page)["answers"]["plan"]["target"]
     assert target["bytes"] == asked.stored_bytes

@@ -28,6 +28,17 @@ export function changed(changes) {
   return text ? `${location.pathname}?${text}` : location.pathname;
 }
 
+const SETTLED_MS = 300; // browsers refuse addresses that change with every key stroke
+
+/** Return a function that calls another one when it was not called for a moment. */
+export function settled(act) {
+  let timer = 0;
+  return () => {
+    clearTimeout(timer);
+    timer = setTimeout(act, SETTLED_MS);
+  };
+}
+
 function put(found, changes) {
   for (const [name, value] of Object.entries(changes)) {
     found.delete(name);

@@ -25,8 +25,7 @@ export function difference(found) {
   ];
 }
 
-const side = (name, nbytes) =>
-  el("span", {}, modelLink(name), ` ${size(nbytes)}`);
+const side = (name, nbytes) => el("span", {}, modelLink(name), ` ${size(nbytes)}`);
 
 function lists(found) {
   const sides = [["Only in A", found.removed], ["Only in B", found.added]];

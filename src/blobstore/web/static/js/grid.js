@@ -59,6 +59,19 @@ export class Grid {
     }
   }
 
+  /** Return the first row in sight; undefined if that is the first of all. */
+  first() {
+    return this.#items[Math.round(this.root.scrollTop / this.#rowHeight()) || -1];
+  }
+
+  /** Scroll to a row of that name, if there is one. */
+  startAt(name) {
+    const index = this.#items.findIndex((item) => item.name === name);
+    if (index < 0) return;
+    this.root.scrollTop = index * this.#rowHeight();
+    this.#draw();
+  }
+
   /** Scroll a row into sight, and let Tab reach it. */
   reveal(item, { focus = false } = {}) {
     const index = this.#items.indexOf(item);

@@ -3,9 +3,15 @@
 import { ApiError } from "./api.js";
 import { el, isolated, visible } from "./dom.js";
 
-/** Fill a place with what a promise gives; an error is shown there, with a button to try again. */
+let waiting = 0; // places
+
+/**
+ * Fill a place with what a promise gives; an error is shown there, with a button to try again. The
+ * window gets an event `filled` when no place waits any longer.
+ */
 export async function fill(place, get, draw) {
   place.setAttribute("aria-busy", "true");
+  waiting += 1;
   if (!place.hasChildNodes()) place.append(el("p", { class: "waiting" }, "Loading …"));
   try {
     const found = await get();
@@ -17,6 +23,8 @@ export async function fill(place, get, draw) {
     place.replaceChildren(failure(error, () => fill(place, get, draw)));
   } finally {
     place.removeAttribute("aria-busy");
+    waiting -= 1;
+    if (!waiting) dispatchEvent(new Event("filled"));
   }
 }
 

@@ -10,8 +10,8 @@ import { summary, uses, weights } from "./summary.js";
 import { number, table, twin } from "./table.js";
 import { showTensor } from "./tensor.js";
 import { tensorTable } from "./tensor-table.js";
-import { tensorsOf, typed } from "./tensors.js";
-import { count, counted, figure, percent, shape, size, whole } from "./units.js";
+import { tensorsOf, treeTable, typed } from "./tensors.js";
+import { counted, figure, percent, shape } from "./units.js";
 
 export const name = inlined?.name ?? query().get("name") ?? "";
 
@@ -54,7 +54,7 @@ async function showParts(columns) {
   await fill(byId("tensors"), columns, (found) => showTensors(tensorsOf(found)));
   await treemap;
   const isShared = ["tensor", "place", "search", "type", "tree"].some((one) => query().get(one));
-  if (isShared) byId("tensors-title").scrollIntoView();
+  if (isShared && !query().has("at")) byId("tensors-title").scrollIntoView();
 }
 
 let followPlace = () => {}; // shows the tensors of the place in the address, as soon as they are known
@@ -93,7 +93,7 @@ function zoomed(spec, place) {
 /** Show the tensors of a place of the model; of null, all. Small modules drawn together have none. */
 function choosePlace(place) {
   if (place === undefined) return;
-  choose({ place });
+  choose({ place, row: null });
   followPlace();
   if (place) byId("tensors").scrollIntoView({ block: "nearest" });
 }
@@ -142,28 +142,20 @@ function showTensors(tensors) {
     if (event.key === "Escape") close();
   });
   onBack(() => open(false));
-  reveal(choice() ? list.options.isChosen : list.options.isMarked);
+  if (!query().has("row")) reveal(choice() ? list.options.isChosen : list.options.isMarked);
   open(false);
 }
-
-const TREE = ["Module", "Type", "Shape", number("Parameters"), number("Size")];
 
 /** Return the modules as a tree, those that are alike on one line; the address says if it is open. */
 function tree() {
   const folded = twin("Modules as a tree", () => {
     const place = el("div");
-    fill(place, () => ask("tree", { model: name }), (rows) => place.append(table("Modules", TREE, rows.map(branch))));
+    fill(place, () => ask("tree", { model: name }), (rows) => place.append(treeTable(rows)));
     return place;
   });
   folded.open = query().has("tree");
   folded.addEventListener("toggle", () => choose({ tree: folded.open && "open" }, { replace: true }));
   return folded;
-}
-
-function branch({ depth, name: module, alike, types, shape: dims, parameters, size: nbytes }) {
-  const said = el("span", { class: "module" }, isolated(module), alike > 1 ? ` (${whole(alike)} alike)` : "");
-  said.style.paddingInlineStart = `${depth * 1.25}rem`;
-  return [said, el("span", { class: "chips" }, types.map(typed)), dims ? shape(dims) : "", count(parameters), size(nbytes)];
 }
 
 const FIGURES = ["Shape", "RMSE", "Relative", "Largest", "Cosine", "Saturated"];

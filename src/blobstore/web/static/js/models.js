@@ -31,7 +31,7 @@ function show(models) {
       byId("count").textContent = tally(found, models);
     },
   });
-  table.draw();
+  table.follow();
   showChosen();
 }
 

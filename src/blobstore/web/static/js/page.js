@@ -1,5 +1,6 @@
-/** What every page has: its title, the back button, light and dark. */
+/** What every page has: its title, the back button, where a person stands, light and dark. */
 
+import { choose, query, settled } from "./address.js";
 import { byId } from "./dom.js";
 
 /** Call a function when the back button, or the forward button, changes the address. */
@@ -9,6 +10,22 @@ export const onBack = (listener) => addEventListener("popstate", listener);
 export function titled(text) {
   document.title = `${text} · blobstore`;
 }
+
+const headings = () => [...document.querySelectorAll("main, main h2")].filter((one) => one.offsetParent);
+const topOf = (element) => element.getBoundingClientRect().top + scrollY;
+
+/** Keep in the address how many headings a person has passed, and the last one by how many pixels. */
+const keepPlace = settled(() => {
+  const passed = headings().map(topOf).filter((top) => top <= scrollY);
+  choose({ at: passed.length && `${passed.length}:${Math.round(scrollY - passed.at(-1))}` }, { replace: true });
+});
+
+addEventListener("scroll", keepPlace, { passive: true });
+addEventListener("filled", () => {
+  const [passed, beyond] = (query().get("at") ?? "").split(":").map(Number);
+  const last = headings()[passed - 1];
+  if (last && beyond >= 0) scrollTo(0, topOf(last) + beyond);
+}, { once: true });
 
 const SYSTEM = matchMedia("(prefers-color-scheme: dark)");
 const CHANGES = new EventTarget();

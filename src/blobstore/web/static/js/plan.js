@@ -1,39 +1,73 @@
 /** The page of a plan: sizes by type and groups, what fits a target size, and one plan in full. */
 
-import { inlined } from "./api.js";
+import { ask } from "./api.js";
 import { byId, choiceLink, el, isolated, section, visible } from "./dom.js";
+import { fill, missing } from "./loading.js";
 import { titled } from "./page.js";
 import { showPlot } from "./plot.js";
 import { facts, number, table, twin } from "./table.js";
-import { typeClass } from "./tensors.js";
+import { treeTable, typeClass } from "./tensors.js";
 import { counted, size, whole } from "./units.js";
 
-const { source, headline, source_bytes: sourceBytes, plans, asked, refused, reach, made } = inlined;
-const largest = Math.max(...plans.map((plan) => plan.bytes));
 const form = document.forms[0];
 const { type, groups, size: said, target, answer } = form.elements;
-const TENSORS = ["Tensor", "Type", "Shape", number("Size")];
 const UNITS = { "": 1, b: 1, kb: 1e3, mb: 1e6, gb: 1e9, tb: 1e12 };
 
 const keyOf = (plan) => plan.label.replace("/", "-");
-const chosen = () => plans.find((plan) => plan.type === type.value && plan.groups === groups.value);
 
-/** Show a plan of the page, and name it in the address. */
-function choose(plan) {
-  type.value = plan.type;
-  const sizes = plans.filter((one) => one.type === plan.type);
-  groups.replaceChildren(...sizes.map((one) => new Option(one.groups || "none", one.groups)));
-  groups.value = plan.groups;
-  groups.disabled = sizes.length < 2;
-  said.value = `${size(plan.bytes)}, ${plan.bits} bits per weight`;
-  byId("plan").replaceChildren(el("h2", {}, plan.label));
-  showPlan(byId("plan"), plan);
-  showTable();
+/** Show the plans of a source, and the one that the address names. */
+function show(found) {
+  const { plans, asked, reach } = found;
+  const chosen = () => plans.find((plan) => plan.type === type.value && plan.groups === groups.value);
+  const named = () => plans.find((plan) => keyOf(plan) === location.hash.slice(1));
+  const tabulate = () => byId("plans").replaceChildren(plansTable(found, chosen(), chooseAndKeep));
+
+  function choose(plan) {
+    type.value = plan.type;
+    const sizes = plans.filter((one) => one.type === plan.type);
+    groups.replaceChildren(...sizes.map((one) => new Option(one.groups || "none", one.groups)));
+    groups.value = plan.groups;
+    groups.disabled = sizes.length < 2;
+    said.value = `${size(plan.bytes)}, ${plan.bits} bits per weight`;
+    byId("plan").replaceChildren(el("h2", {}, plan.label));
+    showPlan(byId("plan"), plan);
+    tabulate();
+  }
+
+  function chooseAndKeep(plan) {
+    history.replaceState(null, "", `#${keyOf(plan)}`);
+    choose(plan);
+  }
+
+  showTexts(found);
+  type.append(...[...new Set(plans.map((plan) => plan.type))].map((kind) => new Option(kind)));
+  target.parentElement.hidden = !reach;
+  form.addEventListener("submit", (event) => event.preventDefault());
+  groups.addEventListener("change", () => chooseAndKeep(chosen()));
+  type.addEventListener("change", () => chooseAndKeep(chosen() ?? plans.find((one) => one.type === type.value)));
+  target.addEventListener("input", () => {
+    answer.value = judged(wantedBytes(), reach);
+    tabulate();
+  });
+  addEventListener("hashchange", () => named() && choose(named()));
+  choose(named() ?? plans.find((plan) => plan.label === asked) ?? plans[0]);
 }
 
-function chooseAndKeep(plan) {
-  history.replaceState(null, "", `#${keyOf(plan)}`);
-  choose(plan);
+function showTexts(found) {
+  titled(`Plan for ${found.source}`);
+  byId("name").replaceChildren("Plan for ", isolated(found.source));
+  byId("headline").append(found.headline);
+  byId("notes").append(...notes(found));
+  byId("choose").hidden = false;
+  if (found.target) {
+    const part = section("The plan as asked");
+    byId("target").append(part.section);
+    showPlan(part.body, found.target);
+  }
+  const origin = section("How this page was made");
+  const nothing = "Sizes follow from headers; no weight was read, and nothing was stored.";
+  origin.body.append(facts(Object.entries(found.made)), el("p", { class: "soft" }, nothing));
+  byId("more").append(origin.section);
 }
 
 function showPlan(place, plan) {
@@ -44,42 +78,36 @@ function showPlan(place, plan) {
     ["Tensors", whole(plan.tensors)],
     ...plan.runs_in.map(([runtime, sentence]) => [visible(runtime), visible(sentence)]),
   ];
-  const rows = () =>
-    plan.largest.map(([name, ...cells]) => [el("span", { class: "module" }, isolated(name)), ...cells]);
   const picture = el("div", { class: "listed" });
-  place.append(
-    facts(known),
-    ...plan.notes.map((note) => el("p", {}, visible(note))),
-    picture,
-    twin(`The largest of ${counted(plan.tensors, "tensor")}`, () => table("Largest tensors", TENSORS, rows())),
-  );
+  place.append(facts(known), ...plan.notes.map((note) => el("p", {}, visible(note))), picture);
+  place.append(twin(`The ${counted(plan.tensors, "tensor")} by module`, () => treeTable(plan.tree)));
   showPlot(picture, plan.treemap);
 }
 
-function showTable() {
+function plansTable({ plans, source_bytes: sourceBytes }, chosen, onChoose) {
   const wanted = wantedBytes();
   const fits = wanted ? ["Fits the target"] : [];
   const numbers = ["Of the source", "Bits per weight", "Quantized tensors"].map(number);
   const heads = ["Plan", number("Size"), ...fits, "", ...numbers];
+  const largest = Math.max(...plans.map((plan) => plan.bytes));
   const rows = plans.map((plan) =>
     [
-      choiceLink(`#${keyOf(plan)}`, () => chooseAndKeep(plan), {}, plan.label),
+      choiceLink(`#${keyOf(plan)}`, () => onChoose(plan), {}, plan.label),
       size(plan.bytes),
       wanted && (plan.bytes <= wanted ? "yes" : "no"),
-      bar(plan),
+      bar(plan, largest),
       `${Math.round((100 * plan.bytes) / Math.max(1, sourceBytes))}%`,
       plan.bits,
       whole(plan.quantized),
     ].filter((cell) => cell !== 0),
   );
   const made = table("Plans", heads, rows);
-  const row = made.querySelectorAll("tbody tr")[plans.indexOf(chosen())];
-  row.setAttribute("aria-current", "true");
-  byId("plans").replaceChildren(made);
+  made.querySelectorAll("tbody tr")[plans.indexOf(chosen)].setAttribute("aria-current", "true");
+  return made;
 }
 
 /** Return a picture of a plan's size, whose numbers the page says too. */
-function bar(plan) {
+function bar(plan, largest) {
   const filled = el("span", { class: typeClass(plan.label) });
   filled.style.width = `${(100 * plan.bytes) / largest}%`;
   return el("div", { class: "bar", "aria-hidden": "true" }, filled);
@@ -92,15 +120,15 @@ function wantedBytes() {
 }
 
 /** Return what is known of a target without reading weights. */
-function judged(wanted) {
+function judged(wanted, [least, most]) {
   if (!target.value.trim()) return "";
   if (!wanted) return "Write a size such as 3.5GB.";
-  if (wanted < reach[0]) return "Too small: no mixture of types reaches it.";
-  if (wanted >= reach[1]) return "Everything fits as it is in the source.";
+  if (wanted < least) return "Too small: no mixture of types reaches it.";
+  if (wanted >= most) return "Everything fits as it is in the source.";
   return "Possible. The import reads the weights to choose a type for each tensor.";
 }
 
-function notes() {
+function notes({ refused, reach }) {
   const reasons = Object.entries(refused).map(([label, why]) => `${label} is refused: ${visible(why)}`);
   if (reach) {
     reasons.push(
@@ -112,32 +140,7 @@ function notes() {
   return reasons.map((reason) => el("p", { class: "soft" }, reason));
 }
 
-titled(`Plan for ${source}`);
-byId("name").append("Plan for ", isolated(source));
-byId("headline").append(headline);
-byId("notes").append(...notes());
-if (inlined.target) {
-  const part = section("The plan as asked");
-  byId("target").append(part.section);
-  showPlan(part.body, inlined.target);
-}
-const origin = section("How this page was made");
-const nothing = "Sizes follow from headers; no weight was read, and nothing was stored.";
-origin.body.append(facts(Object.entries(made)), el("p", { class: "soft" }, nothing));
-byId("more").append(origin.section);
-
-type.append(...[...new Set(plans.map((plan) => plan.type))].map((kind) => new Option(kind)));
-target.parentElement.hidden = !reach;
-form.addEventListener("submit", (event) => event.preventDefault());
-groups.addEventListener("change", () => chooseAndKeep(chosen()));
-type.addEventListener("change", () => {
-  const plan = chosen() ?? plans.find((one) => one.type === type.value);
-  chooseAndKeep(plan);
-});
-target.addEventListener("input", () => {
-  answer.value = judged(wantedBytes());
-  showTable();
-});
-const named = () => plans.find((plan) => keyOf(plan) === location.hash.slice(1));
-addEventListener("hashchange", () => named() && choose(named()));
-choose(named() ?? plans.find((plan) => plan.label === asked) ?? plans[0]);
+const NONE = "This server was started without a plan. To see what an import would write:";
+fill(byId("target"), () => ask("plan"), (found) =>
+  found ? show(found) : byId("target").append(missing(NONE, "blobstore serve --plan SOURCE")),
+);

@@ -1,11 +1,9 @@
 /** Tables of many rows that are searched and sorted; the address says how. */
 
-import { choose, query } from "./address.js";
+import { choose, query, settled } from "./address.js";
 import { el } from "./dom.js";
 import { Grid } from "./grid.js";
 import { onBack } from "./page.js";
-
-const SETTLED_MS = 300; // browsers refuse addresses that change with every key stroke
 
 /** Return names in the order in which people count: layers.2 before layers.10. */
 export const counting = (name) => name.replace(/\d+/g, (digits) => digits.padStart(9, "0"));
@@ -32,6 +30,7 @@ export class SearchedGrid {
   follow() {
     this.box.value = query().get(this.parameter) ?? "";
     this.draw();
+    this.grid.startAt(query().get("row"));
   }
 
   draw() {
@@ -78,17 +77,16 @@ export class SearchedGrid {
   /** Connect the box with its parameter: `/` goes to it from anywhere, Escape empties it. */
   #connect() {
     const { box, parameter } = this;
-    let timer = 0;
     const settle = () => {
-      clearTimeout(timer);
       if ((query().get(parameter) ?? "") !== box.value) choose({ [parameter]: box.value }, { replace: true });
     };
-    box.value = query().get(parameter) ?? "";
+    const soon = settled(settle);
     box.addEventListener("input", () => {
       this.draw();
-      clearTimeout(timer);
-      timer = setTimeout(settle, SETTLED_MS);
+      soon();
     });
+    const keepRow = settled(() => choose({ row: this.grid.first()?.name }, { replace: true }));
+    this.grid.root.addEventListener("scroll", keepRow, { passive: true });
     box.addEventListener("change", settle);
     box.addEventListener("keydown", (event) => {
       if (event.key !== "Escape" || !box.value) return;

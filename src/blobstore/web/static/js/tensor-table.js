@@ -36,7 +36,7 @@ export function tensorTable(place, tensors, { isChosen, onChoose }) {
     },
   });
   showTypes(tensors, () => table.draw());
-  table.draw();
+  table.follow();
   return table;
 }
 

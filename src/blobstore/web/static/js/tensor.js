@@ -33,9 +33,5 @@ export function showTensor(place, model, tensor, { close, signal }) {
     pictures.append(el("p", { class: "soft" }, reason));
     return;
   }
-  fill(
-    pictures,
-    () => ask("plots/distribution", asked, signal),
-    (spec) => showPlot(pictures, spec),
-  );
+  fill(pictures, () => ask("plots/distribution", asked, signal), (spec) => showPlot(pictures, spec));
 }

@@ -1,8 +1,9 @@
 /** The tensors of a model: the columns that the server sends, as items; their types and colours. */
 
-import { el, visible } from "./dom.js";
+import { el, isolated, visible } from "./dom.js";
 import { counting } from "./search.js";
-import { shape } from "./units.js";
+import { number, table } from "./table.js";
+import { count, shape, size, whole } from "./units.js";
 
 /** Return the tensors of `/api/tensors`. */
 export function tensorsOf({ names, types, shapes, sizes }) {
@@ -63,4 +64,15 @@ export function withoutHistogram(type) {
 /** Return a type with its colour beside it. */
 export function typed(type) {
   return el("span", { class: `typed ${typeClass(type)}` }, visible(type));
+}
+
+const TREE = ["Module", "Type", "Shape", number("Parameters"), number("Size")];
+
+/** Return the rows of `/api/tree`: modules, those that are alike on one line. */
+export const treeTable = (rows) => table("Modules", TREE, rows.map(branch));
+
+function branch({ depth, name, alike, types, shape: dims, parameters, size: nbytes }) {
+  const said = el("span", { class: "module" }, isolated(name), alike > 1 ? ` (${whole(alike)} alike)` : "");
+  said.style.paddingInlineStart = `${depth * 1.25}rem`;
+  return [said, el("span", { class: "chips" }, types.map(typed)), dims ? shape(dims) : "", count(parameters), size(nbytes)];
 }

@@ -16,9 +16,8 @@ function show(usage) {
     byId("models").append(missing("This store has no models yet. Import one:", "blobstore import FOLDER"));
     return;
   }
-  fill(byId("shared"), () => ask("plots/shared"), (spec) =>
-    showPlot(byId("shared"), spec, { hasText: true }),
-  );
+  const place = byId("shared");
+  fill(place, () => ask("plots/shared"), (spec) => showPlot(place, spec, { hasText: true }));
   byId("models").append(table("Disk space by model", HEADS, usage.models.map(row)));
 }
 
@@ -93,10 +92,7 @@ const blobRow = (blob) => [
   names(blob.tensors, blob.tensor_count),
 ];
 
-const manifestRow = (model) => [
-  modelLink(model.name),
-  visible(model.reason),
-];
+const manifestRow = (model) => [modelLink(model.name), visible(model.reason)];
 
 const fileRow = (file) => [isolated(file.path), visible(file.reason)];
 
