@@ -159,7 +159,7 @@ def test_a_click_in_the_treemap_lists_its_tensors(site: Watched) -> None:
             "model.layers.0.input_layernorm.weight"
         )
         site.expect(marked).to_be_in_viewport()
-        page.wait_for_url("**place=model.layers.0.input_layernorm")
+        page.wait_for_url("**place=model.layers.0.input_layernorm*")
         page.reload()
         site.settle()
     page.get_by_role("button", name="Show all modules").click()
@@ -173,7 +173,7 @@ def test_a_click_in_the_treemap_lists_its_tensors(site: Watched) -> None:
 def test_the_modules_are_a_tree(site: Watched) -> None:
     page = site.open("/model", name=DENSE)
     site.unfold(page.locator("#tree summary"))
-    page.wait_for_url("**tree=open")
+    page.wait_for_url("**tree=open*")
     page.reload()
     site.settle()
     rows = page.get_by_role("table", name="Modules").locator("tbody tr")
@@ -186,7 +186,7 @@ def test_tensors_are_searched_and_one_is_chosen(site: Watched) -> None:
     page.keyboard.press("/")
     page.keyboard.type("0.mlp")
     assert len(tensors(page)) == 3
-    page.wait_for_url("**search=0.mlp")
+    page.wait_for_url("**search=0.mlp*")
     page.get_by_role("button", name="int4 16").click()
     assert tensors(page) == [GATE, "model.layers.0.mlp.up_proj.weight"]
     page.go_back()
@@ -202,7 +202,7 @@ def test_tensors_are_searched_and_one_is_chosen(site: Watched) -> None:
     site.expect(panel.get_by_role("img").first).to_be_visible()
     site.unfold(panel.locator("summary").first)
     site.expect(panel.locator("tbody tr").nth(15)).to_be_visible()  # a row for each code of int4
-    page.wait_for_url(f"**tensor={GATE}")
+    page.wait_for_url(f"**tensor={GATE}*")
     panel.press("Escape")
     site.expect(panel).to_be_hidden()
     site.expect(page.locator(":focus")).to_have_text(GATE)

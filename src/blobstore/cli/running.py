@@ -38,7 +38,7 @@ from blobstore.cli.stores import (
     source_at,
 )
 from blobstore.errors import BlobStoreError, RemoteError, UsageError, install_hint, quoted
-from blobstore.names import Digest, ModelName
+from blobstore.names import ModelName
 from blobstore.source.addresses import is_address
 
 if TYPE_CHECKING:
@@ -180,7 +180,7 @@ def _import(source: str, quant: str | None, ca_file: str | None, store: Any) -> 
     """
     from blobstore.importer.options import ImportOptions
     from blobstore.importer.plan import make_plan
-    from blobstore.importer.run import name_for
+    from blobstore.importer.run import imported_from, name_for
     from blobstore.store.ports import id_of
     from blobstore.store.stored_model import StoredModel
 
@@ -189,10 +189,10 @@ def _import(source: str, quant: str | None, ca_file: str | None, store: Any) -> 
     try:
         made = with_bar(blobstore.plan_import, source_at(source, ca_file), quant=quant)
     except RemoteError as error:
-        if (stored := _imported_from(source, quant, store)) is None:
+        if (known := imported_from(source, quant, store)) is None:
             raise
-        note(f"{error.message}; {stored} was imported from it, and is used as it is")
-        return stored
+        note(f"{error.message}; {known} was imported from it, and is used as it is")
+        return known
     if quant is None and not any(tensor.quantization for tensor in made.tensors):
         made = make_plan(made.inventory, ImportOptions.parse(quant=_DEFAULT_QUANT))
     name = name_for(made, None, force=False)
@@ -206,21 +206,6 @@ def _import(source: str, quant: str | None, ca_file: str | None, store: Any) -> 
     if result.digest != before:
         note(f"imported as {result.name}: {size(result.stored_bytes)}")
     return result.name
-
-
-def _imported_from(address: str, quant: str | None, store: Any) -> ModelName | None:
-    """Return a stored model that was imported from an address; None without one."""
-    from blobstore.store.hints import Share
-
-    shares = store.shares.read() if store.shares is not None else ()
-    names = [
-        name
-        for name, raw in store.manifests.texts()
-        if isinstance(raw, bytes)
-        and Share.of_source(address, Digest.of(raw)) in shares
-        and quant in (None, name.tag)
-    ]
-    return min(names, key=lambda name: name.tag != _DEFAULT_QUANT, default=None)
 
 
 def _show(answer: Generation, seed: int | None, as_json: bool) -> None:
@@ -567,8 +552,8 @@ def serve(
             key = api_key or os.environ.get("BLOBSTORE_API_KEY") or None
             more = [*more, Chat(service, allow_origin or (), key).route()]
         made = plan and with_bar(blobstore.plan_import, source_at(plan, ca_file))
-        document = made and plan_document(made, made.options)
-        app = application(opened, hosts, more=more, plan=document)
+        planned = made and plan_document(made, made.options)
+        app = application(opened, hosts, more=more, plan=planned)
         serve_at(app, host, port, ready=show, log=sys.stderr.isatty() if log is None else log)
 
 

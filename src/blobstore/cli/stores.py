@@ -164,9 +164,10 @@ def stores_at(
     # Colons separate the folders and addresses, but for those of addresses.
     exported = re.split(rf"{os.pathsep}(?!//)", os.environ.get("BLOBSTORE_LOWER", ""))
     folders = lower or list(filter(None, exported))
-    means: Any = {"cache": cache, "ca_file": ca_file}
-    upper = store_at(folder, wait_s, may_be_new=may_be_new or bool(folders), **means)
-    below = [store_at(folder, **means) for folder in folders]
+    upper = store_at(
+        folder, wait_s, may_be_new=may_be_new or bool(folders), cache=cache, ca_file=ca_file
+    )
+    below = [store_at(folder, cache=cache, ca_file=ca_file) for folder in folders]
     if lower is None:  # an exported variable may name the store itself
         below = [store for store in below if store.address != upper.address]
     if not below:

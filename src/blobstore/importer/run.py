@@ -37,7 +37,7 @@ from blobstore.source.inventory import Inventory, read_model
 from blobstore.source.weights import FetchOptions
 from blobstore.store.hints import Share
 from blobstore.store.places import StorePlace, opened_store
-from blobstore.store.ports import Finished, Home, Session, id_of, replaced_id
+from blobstore.store.ports import Finished, Home, Readable, Session, id_of, replaced_id
 
 _SAID: dict[str, frozenset[str]] = {
     **{kind.value: frozenset({kind.value}) for kind in QuantType},
@@ -102,6 +102,17 @@ def name_for(plan: ImportPlan, name: str | ModelName | None, *, force: bool) -> 
     if not force:
         check_tag(plan, full)
     return full
+
+
+def imported_from(address: str, quant: str | None, store: Readable) -> ModelName | None:
+    """Return a model that was imported from an address, tagged with a type (None: any), or None."""
+    shares = store.shares.read() if store.shares is not None else ()
+    names = (
+        name
+        for name, raw in store.manifests.texts()
+        if isinstance(raw, bytes) and Share.of_source(address, Digest.of(raw)) in shares
+    )
+    return next((name for name in names if quant in (None, name.tag)), None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -24,7 +24,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Set as Abstra
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Self
 
 from blobstore.errors import BlobStoreError, NotFoundError
 from blobstore.io.durable import (
@@ -185,7 +184,7 @@ class Share:
     manifest: Digest
 
     @classmethod
-    def of_source(cls, address: str, manifest: Digest) -> Self:
+    def of_source(cls, address: str, manifest: Digest) -> "Share":
         return cls(*address.rstrip("/").split("//", 1), manifest)
 
 

@@ -8,7 +8,7 @@ import json
 import os
 import threading
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import accumulate
@@ -315,13 +315,13 @@ def _tree(served: Served, model: ServedModel) -> list[TreeRow]:
         )
         for name, kind, dims, nbytes in rows
     ]
-    return list(tree_rows(tensors))
+    return tree_rows(tensors)
 
 
-def tree_rows(tensors: Iterable[Any]) -> Iterator[TreeRow]:
-    """Yield the rows of the tree of `tree_of`, in number order."""
-    for branch in tree_of(sorted(tensors, key=lambda tensor: natural(tensor.name))):
-        yield TreeRow(
+def tree_rows(tensors: Iterable[Any]) -> list[TreeRow]:
+    """Return the rows of the tree of `tree_of`, in number order."""
+    return [
+        TreeRow(
             branch.depth,
             branch.name,
             branch.alike,
@@ -330,6 +330,8 @@ def tree_rows(tensors: Iterable[Any]) -> Iterator[TreeRow]:
             sum(tensor.parameters for tensor in branch.tensors),
             sum(tensor.nbytes for tensor in branch.tensors),
         )
+        for branch in tree_of(sorted(tensors, key=lambda tensor: natural(tensor.name)))
+    ]
 
 
 def _usage(served: Served) -> Usage:

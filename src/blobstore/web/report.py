@@ -11,7 +11,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -235,8 +234,8 @@ def plan_page(asked: ImportPlan, options: ImportOptions) -> bytes:
     that the user gave; their rules are in every plan. No weight is read.
     """
     data = plan_document(asked, options)
-    shown = {"answers": {"plan": data}}
-    return page_in_file(f"{data['source']}: plan", ("plan",), shown, _readable_plan(data))
+    title, answers = f"{data['source']}: plan", {"answers": {"plan": data}}
+    return page_in_file(title, ("plan",), answers, _readable_plan(data))
 
 
 def plan_document(asked: ImportPlan, options: ImportOptions) -> dict[str, Any]:
@@ -297,7 +296,7 @@ def _choice(plan: ImportPlan, kind: _Kind) -> dict[str, Any]:
         "quantized": sum(tensor.quantization is not None for tensor in tensors),
         "runs_in": [(one.runtime, one.sentence) for one in plan.runs_in],
         "notes": list(plan.notes),
-        "tree": document_of(list(islice(tree_rows(tensors), _MOST_RECTANGLES))),
+        "tree": document_of(tree_rows(tensors)[:_MOST_RECTANGLES]),
         "treemap": treemap(drawn, _MOST_RECTANGLES),
     }
 

@@ -420,8 +420,7 @@ def sign_model(
     holder = home.holder(name)
     stored = holder.find(name)
     digest = holder.manifests.read(stored).digest
-    whole = DockerReference.of(stored)
-    wanted = DockerReference(whole.repository) if identity is None else identity
+    wanted = identity or DockerReference(DockerReference.of(stored).repository)
     payload = Payload(digest, wanted).encode()
     signature = Signature.of(payload, key.sign(payload))
     added = _signatures(home).add(stored, digest, [signature])
