@@ -181,6 +181,20 @@ def test_the_modules_are_a_tree(site: Watched) -> None:
     site.expect(rows.first).to_be_in_viewport()
 
 
+def test_a_link_opens_where_its_sender_stood(site: Watched) -> None:
+    page = site.open("/model", name=DENSE, row=GATE, at="4:100")
+    grid = page.get_by_role("grid", name="Tensors")
+    site.expect(grid.get_by_role("link", name=GATE)).to_be_in_viewport()
+    assert page.evaluate("scrollY") > 0
+    grid.evaluate("grid => grid.scrollTo(0, 320)")
+    page.wait_for_url("**row=model.layers.0.self_attn.q_norm.weight*")
+
+
+def test_a_server_without_a_plan_says_how_it_gets_one(site: Watched) -> None:
+    page = site.open("/plan")
+    site.expect(page.get_by_text("blobstore serve --plan SOURCE")).to_be_visible()
+
+
 def test_tensors_are_searched_and_one_is_chosen(site: Watched) -> None:
     page = site.open("/model", name=DENSE)
     page.keyboard.press("/")

@@ -185,7 +185,8 @@ class Share:
 
     @classmethod
     def of_source(cls, address: str, manifest: Digest) -> "Share":
-        return cls(*address.rstrip("/").split("//", 1), manifest)
+        scheme, place = address.rstrip("/").split("//", 1)
+        return cls(scheme, place, manifest)
 
 
 _SHARE = re.compile(

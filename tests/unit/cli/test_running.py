@@ -15,6 +15,7 @@ import blobstore
 from blobstore.cli.main import run
 from blobstore.cli.running import shown_piece
 from blobstore.mlx_lm.prompts import ModelTexts, Prompts
+from blobstore.store.hints import Share
 from blobstore.views.commands import schema
 from blobstore.views.documents import check
 
@@ -169,9 +170,12 @@ def test_a_checkpoint_is_imported_once(runner: Runner, source: Path, tmp_path: P
     runner.name = str(source / "model.safetensors")
     assert notes() == []
     assert notes("--quant", "int8")[0].startswith(f"Note: imported as {source.name}:int8: ")
-    store = blobstore.open_store(tmp_path / "new")
+    store, stored = blobstore.open_store(tmp_path / "new"), f"{source.name}:int4"
     blobstore.import_model(source, store=store, quant="int4", method="search")
     assert "with other options, and is used as it is" in notes()[0]
+    runner.name = "http://127.0.0.1/m"  # a server that can't be reached
+    store.shares.add(Share.of_source(runner.name, store.manifests.read(store.find(stored)).digest))
+    assert f"{stored} was imported from it" in notes()[0]
     runner.name = str(source.parent / "none")
     assert "no file or folder at" in runner("hi")[2]
     runner.name = "m"

@@ -42,6 +42,15 @@ def test_a_named_store_that_does_not_exist_is_an_error(cli: Cli, tmp_path: Path)
     assert cli.refused("verify", code=1).startswith(missing)  # its disk may not be mounted
 
 
+def test_a_path_is_not_a_stored_model(
+    cli: Cli, source: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cli.text("import", source, "m")
+    monkeypatch.chdir(source.parent.parent)
+    for path in (source, source.relative_to(Path.cwd()), f"./{source.relative_to(Path.cwd())}"):
+        assert f"{path} is a path, not a stored model" in cli.refused("show", path)
+
+
 def test_a_fresh_machine_is_empty(
     cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
