@@ -552,8 +552,7 @@ def serve(
             key = api_key or os.environ.get("BLOBSTORE_API_KEY") or None
             more = [*more, Chat(service, allow_origin or (), key).route()]
         made = plan and with_bar(blobstore.plan_import, source_at(plan, ca_file))
-        planned = made and plan_document(made, made.options)
-        app = application(opened, hosts, more=more, plan=planned)
+        app = application(opened, hosts, more=more, plan=made and plan_document(made, made.options))
         serve_at(app, host, port, ready=show, log=sys.stderr.isatty() if log is None else log)
 
 

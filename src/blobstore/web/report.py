@@ -234,8 +234,9 @@ def plan_page(asked: ImportPlan, options: ImportOptions) -> bytes:
     that the user gave; their rules are in every plan. No weight is read.
     """
     data = plan_document(asked, options)
-    title, answers = f"{data['source']}: plan", {"answers": {"plan": data}}
-    return page_in_file(title, ("plan",), answers, _readable_plan(data))
+    return page_in_file(
+        f"{data['source']}: plan", ("plan",), {"answers": {"plan": data}}, _readable_plan(data)
+    )
 
 
 def plan_document(asked: ImportPlan, options: ImportOptions) -> dict[str, Any]:
