@@ -229,7 +229,7 @@ def product(
         others = parts.keys() - {tall, wide, ".m", ".lora_magnitude_vector"}
         if [one.shape for one in factors] == wanted and not others:
             with np.errstate(all="ignore"):
-                # Rows and columns are rounded beside their largest values (`source/changes.py`).
+                # Rows and columns are rounded beside their largest values (`source/coding.py`).
                 rows = np.abs(factors[0]).max(-1, keepdims=True)
                 both = (
                     factors[0] @ factors[1],

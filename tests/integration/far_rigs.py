@@ -11,8 +11,7 @@ from integration.server_faults import versioned
 from support.hub_stand_in import REPOSITORY, HubStandIn, RepositoryFile, Rules, repository_files
 from support.servers import Answer, Asked, Script, Server, reply, server
 
-from blobstore.formats.documents import Manifest
-from blobstore.formats.provenance import OWN_DOCUMENT
+from blobstore.formats.documents import OWN_DOCUMENT, Manifest
 from blobstore.source.addresses import open_folder
 from blobstore.source.folders import Folder
 

@@ -22,7 +22,7 @@ from support.weights import (
 )
 
 from blobstore import kernels
-from blobstore.formats.quant import Quantization, QuantType
+from blobstore.formats.dtypes import Quantization, QuantType
 from blobstore.kernels.arrays import QuantizedArray
 
 Array = np.ndarray[Any, Any]

@@ -8,7 +8,7 @@ from support.weights import DTYPES, TARGETS, TWIN, parts_of, raw_or_nan
 
 from blobstore import kernels
 from blobstore.errors import NonFiniteWeightError
-from blobstore.formats.quant import QuantType
+from blobstore.formats.dtypes import QuantType
 from blobstore.kernels.arrays import QuantizedArray
 
 Array = np.ndarray[Any, Any]

@@ -2,8 +2,7 @@
 
 from hypothesis import given, settings, strategies as st
 
-from blobstore.formats.dtypes import DType
-from blobstore.formats.quant import Quantization, QuantType
+from blobstore.formats.dtypes import DType, Quantization, QuantType
 from blobstore.model import on_mlx_lm, on_ollama
 from blobstore.model.facts import ModelFacts, Runs, TensorFacts
 from blobstore.model.on_ollama import BY_ARCHITECTURE

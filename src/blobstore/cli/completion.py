@@ -184,7 +184,7 @@ def _words(
     position: _Position, models: Callable[[str | None], list[str]], kinds: frozenset[str]
 ) -> list[str]:
     if position.metavar == "TYPE":
-        from blobstore.formats.quant import QuantType
+        from blobstore.formats.dtypes import QuantType
 
         return [kind.value for kind in QuantType]
     if kinds & _MODELS:

@@ -35,7 +35,7 @@ from blobstore.views.quantities import (
 )
 
 if TYPE_CHECKING:
-    from blobstore.formats.provenance import Coverage, Tally
+    from blobstore.formats.documents import Coverage, Tally
     from blobstore.io.workers import Progress
     from blobstore.names import Digest
     from blobstore.store.transfer import Amount

@@ -46,7 +46,7 @@ from blobstore.errors import UsageError
 from blobstore.io.durable import os_errors, read_own, write_new_file
 
 if TYPE_CHECKING:
-    from blobstore.formats.signatures import DockerReference
+    from blobstore.formats.oci import DockerReference
     from blobstore.io.workers import Progress
     from blobstore.store.ports import Readable
     from blobstore.store.registry.logins import Login
@@ -375,7 +375,7 @@ def _show_checks(models: Sequence[CheckedModel]) -> None:
 
 def identity_of(text: str | None) -> DockerReference | None:
     """Return the identity in ``--identity``, None without one. Raises: InvalidNameError."""
-    from blobstore.formats.signatures import DockerReference
+    from blobstore.formats.oci import DockerReference
 
     return None if text is None else DockerReference.parse(text)
 

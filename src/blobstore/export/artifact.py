@@ -34,6 +34,7 @@ from blobstore.export.contents import CONVERTED, plan_export
 from blobstore.export.folder import open_file
 from blobstore.export.planned_files import DEFAULT_SHARD, ExportOptions, ExportPlan, PlannedFile
 from blobstore.formats import strictjson
+from blobstore.formats.archives import END, in_blocks, member_header
 from blobstore.formats.documents import Descriptor, Manifest
 from blobstore.formats.dtypes import DType
 from blobstore.formats.oci import (
@@ -48,7 +49,6 @@ from blobstore.formats.oci import (
     modelpack_config,
     under_oci,
 )
-from blobstore.formats.tar import END, in_blocks, member_header
 from blobstore.hashing.stage import HashStage
 from blobstore.io.ranges import BytesReader, JoinedReader, OpenReader, Segment
 from blobstore.io.workers import Progress, results_of, start_progress, threads

@@ -50,8 +50,8 @@ from blobstore.formats.checkpoint import (
     group_of,
     parse_config,
 )
+from blobstore.formats.documents import OWN_DOCUMENT, Provenance
 from blobstore.formats.dtypes import FLOATS, DType
-from blobstore.formats.provenance import OWN_DOCUMENT, Provenance
 from blobstore.names import file_name, relative_path
 from blobstore.source.files import MAX_INDEX, MAX_INDEX_VALUES
 from blobstore.store.stored_model import BlobFile, StoredModel

@@ -17,9 +17,8 @@ from functools import cached_property
 
 from blobstore.errors import LimitExceededError, UsageError
 from blobstore.formats.checkpoint import FILE_TYPE, FILE_TYPES
-from blobstore.formats.dtypes import DType
-from blobstore.formats.provenance import RecordedFile
-from blobstore.formats.quant import Quantization
+from blobstore.formats.documents import RecordedFile
+from blobstore.formats.dtypes import DType, Quantization
 from blobstore.formats.safetensors.header import (
     PREFIX,
     Header,

@@ -11,15 +11,27 @@ from __future__ import annotations
 import functools
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal, Self
 
 from blobstore.errors import UsageError
 from blobstore.formats.documents import Descriptor, Manifest
-from blobstore.formats.modules import ColumnSettings, WeightGroup, has_order
-from blobstore.formats.quant import Quantization, QuantType
-from blobstore.formats.strictjson import Document, InvalidError, Key, parse_document, parse_object
+from blobstore.formats.dtypes import (
+    ColumnSettings,
+    Quantization,
+    QuantType,
+    WeightGroup,
+    has_order,
+)
+from blobstore.formats.strictjson import (
+    Document,
+    InvalidError,
+    Key,
+    parse_document,
+    parse_object,
+    without_none,
+)
 
 CONFIG_NAME = "config.json"
 DRAFT_PREFIX = "draft."
@@ -48,7 +60,6 @@ def group_of(name: str) -> str | None:
     return match["group"] if match else None
 
 
-_FLOAT_TAG = "__float__"
 _TAGGED_FLOATS = {"Infinity": float("inf"), "-Infinity": float("-inf"), "NaN": float("nan")}
 
 
@@ -66,7 +77,7 @@ def with_floats(value: Any) -> Any:
     Source: transformers 5.23.0 configuration_utils.py `PreTrainedConfig._encode_special_floats`.
     """
     if isinstance(value, dict):
-        tagged = value.get(_FLOAT_TAG) if len(value) == 1 else None
+        tagged = value.get("__float__") if len(value) == 1 else None
         if isinstance(tagged, str) and tagged in _TAGGED_FLOATS:
             return _TAGGED_FLOATS[tagged]
         return {key: with_floats(item) for key, item in value.items()}
@@ -79,11 +90,8 @@ def with_floats(value: Any) -> Any:
 _MODE_DEFAULTS = {
     kind.mode: {"group_size": kind.group_sizes[0], "bits": kind.bits} for kind in QuantType
 } | {"affine": {"group_size": 64, "bits": 4}}
-_MODES = tuple(_MODE_DEFAULTS)
-
 
 _CODING = re.compile(r"^weights?_|transform|rotat|hadamard|spinquant|_semantics$", re.ASCII)
-_KNOWN_CODINGS = frozenset({"weight_block_size", "weight_scale_method"})
 _GROUP = frozenset({"targets", "weights", "input_activations", "output_activations", "format"})
 _ARGS = frozenset(
     {
@@ -91,8 +99,6 @@ _ARGS = frozenset(
         *("dynamic", "actorder", "observer", "observer_kwargs", "scale_dtype", "zp_dtype"),
     }
 )
-_FLOATS_OF_4_BITS = {"num_bits": 4, "type": "float"}
-_FLOATS_OF_8_BITS = {"num_bits": 8, "type": "float"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,11 +117,9 @@ class ModuleQuantization(Document):
     @classmethod
     def fields_of(cls, value: dict[str, Any]) -> dict[str, Any]:
         mode = value.get("mode", "affine")
-        if mode not in _MODES:
-            raise InvalidError(f"Input should be one of {', '.join(_MODES)}", "mode")
-        defaults = _MODE_DEFAULTS[mode]
-        given = {key: item for key, item in value.items() if item is not None}
-        filled = {**value, **defaults, **given}
+        if mode not in tuple(_MODE_DEFAULTS):
+            raise InvalidError(f"Input should be one of {', '.join(_MODE_DEFAULTS)}", "mode")
+        filled = {**value, **_MODE_DEFAULTS[mode], **without_none(value)}
         if not all(type(filled.get(key, 0)) is int for key in ("bits", "group_size")):
             raise InvalidError("bits and group_size are integers")
         return super().fields_of(filled)
@@ -160,10 +164,6 @@ class QuantizationSettings(ModuleQuantization):
         return own
 
 
-_SETTINGS = f"{CONFIG_NAME}: quantization_config"
-_COLUMN_METHODS = ("gptq", "awq", "auto-round", "intel/auto-round")
-
-
 @dataclass(frozen=True, kw_only=True)
 class SourceConfig(Document):
     """The config.json of a checkpoint: the keys that are checked, and ``others`` as they are."""
@@ -188,10 +188,7 @@ class SourceConfig(Document):
         Raises: DocumentError (rule Q1) if it is not a strict JSON object, or MLX does not have its
         quantization settings.
         """
-        value = parse_config(raw, what)
-        if "quantization" in value and value["quantization"] is None:
-            value = {key: item for key, item in value.items() if key != "quantization"}
-        return parse_document(cls, value, what, "Q1")
+        return parse_document(cls, parse_config(raw, what), what, "Q1")
 
     @property
     def mlx_quantization(self) -> QuantizationSettings | None:
@@ -203,7 +200,9 @@ class SourceConfig(Document):
         settings = self.quantization_config or {}
         if self.quantization is not None or "quant_method" in settings or "bits" not in settings:
             return self.quantization
-        return parse_document(QuantizationSettings, settings, _SETTINGS, "Q1")
+        return parse_document(
+            QuantizationSettings, settings, "config.json: quantization_config", "Q1"
+        )
 
     @property
     def quant_method(self) -> str | None:
@@ -238,8 +237,7 @@ class SourceConfig(Document):
         Source: vllm-project/compressed-tensors@2737f885 compressors/mixfp4/base.py: a format with
         NVFP4's tensors, but another meaning of its scales.
         """
-        formats = (item.get("format") for item in self._settings_and_groups)
-        return frozenset(text for text in formats if isinstance(text, str))
+        return _texts("format", self._settings_and_groups)
 
     @property
     def data_types(self) -> frozenset[str]:
@@ -249,19 +247,19 @@ class SourceConfig(Document):
         """
         settings = self._settings_and_groups[0]
         modules = settings.get("extra_config")
-        others = modules.values() if isinstance(modules, dict) else ()
-        given = [one.get("data_type") for one in (settings, *others) if isinstance(one, dict)]
-        return frozenset(text for text in given if isinstance(text, str))
+        return _texts(
+            "data_type", [settings, *(modules if isinstance(modules, dict) else {}).values()]
+        )
 
-    @property
-    def float_group_sizes(self) -> frozenset[int]:
-        """The sizes of the groups of 4-bit floats that ``quantization_config`` names."""
-        return frozenset(
+    def float_group_sizes(self, bits: int) -> set[int]:
+        """Return the sizes of the groups of such floats that ``quantization_config`` names."""
+        kind = {"num_bits": bits, "type": "float"}.items()
+        return {
             item["group_size"]
             for item in (*self.group_weights, *self._settings_and_groups[:1])
             if type(item.get("group_size")) is int
-            and (item.get("quant_algo") == "NVFP4" or _FLOATS_OF_4_BITS.items() <= item.items())
-        )
+            and ((bits, item.get("quant_algo")) == (4, "NVFP4") or kind <= item.items())
+        }
 
     @property
     def integer_groups(self) -> list[WeightGroup]:
@@ -282,7 +280,7 @@ class SourceConfig(Document):
         inference/convert_model.py `convert_hf_model` (GPTQ without a ``packing_format``).
         """
         said = self._settings_and_groups[0]
-        if self.quant_method not in _COLUMN_METHODS:
+        if self.quant_method not in ("gptq", "awq", "auto-round", "intel/auto-round"):
             return []
         given = [said.get(key) for key in ("extra_config", "dynamic")]
         rules = {name: rule for one in given if isinstance(one, dict) for name, rule in one.items()}
@@ -301,22 +299,6 @@ class SourceConfig(Document):
         multiply by a tensor of that name.
         """
         return self._settings_and_groups[0].get("weight_scale_semantics") == "inverse"
-
-    @property
-    def fp8_group_sizes(self) -> frozenset[int]:
-        """The sizes of the groups of 8-bit floats that ``quantization_config`` names."""
-        return frozenset(
-            weights["group_size"]
-            for weights in self.group_weights
-            if _FLOATS_OF_8_BITS.items() <= weights.items()
-            and type(weights.get("group_size")) is int
-            and weights["group_size"] > 0
-        )
-
-    @property
-    def has_undivided_rows(self) -> bool:
-        """True if some groups of ``quantization_config`` have one scale for each row or matrix."""
-        return any(item.get("strategy") in ("tensor", "channel") for item in self.group_weights)
 
     def has_floats(self, bits: int, group_size: int | None = None) -> bool:
         """Return False if compressed-tensors' groups are all of other weights than such floats.
@@ -340,16 +322,26 @@ class SourceConfig(Document):
         `QuantizationArgs`, quant_scheme.py `QuantizationScheme`.
         """
         settings, *groups = self._settings_and_groups
-        named = [key for key in settings if _CODING.search(key) and key not in _KNOWN_CODINGS]
-        keys = [key for key in named if settings[key]]
-        if self.has_inverse_scales:
-            keys.remove("weight_scale_semantics")
-        for group in groups:
-            keys += [f"config_groups: {key}" for key in group if key not in _GROUP and group[key]]
-        for weights in self.group_weights:
-            keys += [f"weights: {key}" for key in weights if key not in _ARGS and weights[key]]
-            if has_order(weights) and weights.get("type", "int") != "int":
-                keys.append("weights: actorder")  # columns of floats are permuted
+        known = {
+            *frozenset({"weight_block_size", "weight_scale_method"}),
+            *(["weight_scale_semantics"] if self.has_inverse_scales else []),
+        }
+        keys = [key for key in settings if _CODING.search(key) and settings[key]]
+        keys = [key for key in keys if key not in known]
+        keys += [
+            f"config_groups: {key}"
+            for group in groups
+            for key in group
+            if key not in _GROUP and group[key]
+        ]
+        keys += [
+            f"weights: {key}"
+            for weights in self.group_weights
+            for key, value in weights.items()
+            if (value and key not in _ARGS)
+            # Columns of floats are permuted.
+            or (key == "actorder" and has_order(weights) and weights.get("type", "int") != "int")
+        ]
         return min(keys, default=None)
 
     @property
@@ -387,6 +379,11 @@ class SourceConfig(Document):
         text_type = (self.text_config or {}).get("model_type")
         named = next(iter(self.architectures or ()), None) or self.model_type
         return named or (text_type if isinstance(text_type, str) else "")
+
+
+def _texts(key: str, items: Iterable[object]) -> frozenset[str]:
+    values = (item.get(key) for item in items if isinstance(item, dict))
+    return frozenset(value for value in values if isinstance(value, str))
 
 
 def settings_of(
@@ -439,16 +436,17 @@ def family_of(config: SourceConfig | None, parser: str | None) -> ParserFamily |
     if parser:
         return next((family for family in _FAMILIES if family.parser == parser), None)
     config = config or SourceConfig()
-    for name in (*(config.architectures or ()), config.model_type or ""):
-        for family in _FAMILIES:
-            if any(word in name.lower() for word in family.words):
-                return family
-    return None
+    names = [name.lower() for name in (*(config.architectures or ()), config.model_type or "")]
+    named = ((family, name) for name in names for family in _FAMILIES)
+    return next(
+        (family for family, name in named if any(map(name.__contains__, family.words))), None
+    )
 
 
 TOKENIZER = "tokenizer.json"
 CHAT_TEMPLATE = "chat_template.jinja"
 TEMPLATE_DOCUMENTS = ("tokenizer_config.json", "chat_template.json")
+"""Documents that may have a chat template in them."""
 
 
 def templates_in(read: Callable[[str], bytes | None]) -> Iterator[str]:
@@ -468,7 +466,6 @@ def templates_in(read: Callable[[str], bytes | None]) -> Iterator[str]:
             yield from (str(item.get("template")) for item in template if isinstance(item, dict))
 
 
-"""Documents that may have a chat template in them."""
 _MODEL = re.compile(r'"model"\s*:\s*\{\s*"type"\s*:\s*("[^"\\]*")')
 _WHITESPACE = r"\s+(?!\S)|\s+"
 # Look-around, back references, atomic groups and possessive repetition; others are passed over.
@@ -495,12 +492,19 @@ class TokenizerFacts:
         try:
             text = raw.decode()
             value = _without_vocabulary(text) or json.loads(text)
-            model = value["model"]
-            kind, added = model.get("type"), value.get("added_tokens") or []
+            kind, added = value["model"].get("type"), value.get("added_tokens") or []
+            splits = (
+                step["pattern"].get("Regex")
+                for step in _steps(value.get("pre_tokenizer"), "pretokenizers")
+                if step.get("type") == "Split" and isinstance(step.get("pattern"), dict)
+            )
             return cls(
                 kind if isinstance(kind, str) else None,
-                tuple(_splits(value.get("pre_tokenizer"))),
-                _replaces_spaces(value.get("decoder")),
+                tuple(str(split) for split in splits if split),
+                any(
+                    step.get("type") == "Replace" and step.get("pattern") == {"String": "▁"}
+                    for step in _steps(value.get("decoder"), "decoders")
+                ),
                 frozenset(str(token["content"]) for token in added),
             )
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
@@ -539,17 +543,3 @@ def _without_vocabulary(text: str) -> dict[str, Any] | None:
 def _steps(value: Any, key: str) -> Iterator[dict[str, Any]]:
     steps = value[key] if isinstance(value, dict) and value.get("type") == "Sequence" else [value]
     yield from (step for step in steps if isinstance(step, dict))
-
-
-def _splits(value: Any) -> Iterator[str]:
-    for step in _steps(value, "pretokenizers"):
-        pattern = step.get("pattern")
-        if step.get("type") == "Split" and isinstance(pattern, dict) and pattern.get("Regex"):
-            yield str(pattern["Regex"])
-
-
-def _replaces_spaces(value: Any) -> bool:
-    return any(
-        step.get("type") == "Replace" and step.get("pattern") == {"String": "▁"}
-        for step in _steps(value, "decoders")
-    )

@@ -1,18 +1,25 @@
-"""JSON documents of a store that others own: manifests and config blobs.
+"""JSON documents of a store: manifests and config blobs, which others own, and ``blobstore.json``.
 
 Rule M1: a manifest is a JSON object with ``schemaVersion`` 2 and ``layers``, each a descriptor of
 media type, digest and size. Unknown keys are ignored and keys are compared exactly. The raw bytes
 are kept, because they are hashed, stored and sent. A checkpoint's documents are in checkpoint.py.
+
+Rule B1: ``blobstore.json``, what a model keeps of its import, is a JSON object with ``version`` 1
+and ``sources``. It has the options, the source's files with their metadata, and how much of the
+source is stored; no times of ours and no paths. Of a source on a server it has the commit, or each
+file's version. So an import can be repeated, and an export gives the source's files back. The
+options stay words here: `record` and `recorded` of ``ImportOptions`` are their two directions.
 """
 
 from __future__ import annotations
 
-from contextlib import suppress
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from typing import Annotated, Any, Literal
 
-from blobstore.errors import DocumentError, InvalidDigestError
+from blobstore.errors import DocumentError, LimitExceededError
 from blobstore.formats.strictjson import (
     Between,
     Document,
@@ -57,14 +64,12 @@ MAX_MANIFEST = 64 * 2**20
 MAX_LAYERS = 110_000
 """Layers of a manifest: 100,000 tensors, and room for documents, licences and a draft model."""
 MAX_DOCUMENT = MAX_TEXT
-_NO_CONFIG = {"mediaType": "", "digest": "", "size": 0}
+
 MAX_BLOB = 2**48
 """Bytes of one blob: a larger size is a mistake or an attack, and allocates nothing."""
 
 
-_MAX_KIND = 255
-_Kind = Annotated[str, Key("mediaType"), Between(0, _MAX_KIND)]
-_USUAL_KEYS = 4
+_Kind = Annotated[str, Key("mediaType"), Between(0, 255)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,21 +81,6 @@ class Descriptor(Document):
     size: Annotated[int, Between(0, MAX_BLOB)]
     source: Annotated[str | None, Key("from")] = None
     name: str | None = None
-
-    @classmethod
-    def from_json(cls, value: Any) -> Descriptor:
-        """Return the descriptor in a JSON value. Raises: InvalidError.
-
-        Most are valid, and are not checked key by key: that takes four times as long.
-        """
-        is_usual = cls is Descriptor and type(value) is dict and len(value) == _USUAL_KEYS
-        if is_usual and "name" in value:
-            kind, digest, size, name = map(value.get, ("mediaType", "digest", "size", "name"))
-            is_sound = type(kind) is str and len(kind) <= _MAX_KIND and type(name) is str
-            if is_sound and type(size) is int and 0 <= size <= MAX_BLOB:
-                with suppress(InvalidDigestError):
-                    return Descriptor(str(kind), Digest.parse(digest), size, None, name)
-        return super(Descriptor, cls).from_json(value)
 
     @property
     def document(self) -> dict[str, Any]:
@@ -130,7 +120,7 @@ class Manifest(Document):
         if not isinstance(value.get("schemaVersion"), int | None):
             raise InvalidError("schemaVersion is not 2")
         # Go writes a missing config as a descriptor of empty fields.
-        if value.get("config") == _NO_CONFIG:
+        if value.get("config") == {"mediaType": "", "digest": "", "size": 0}:
             value = {**value, "config": None}
         return super().fields_of(value)
 
@@ -155,7 +145,6 @@ class Manifest(Document):
 
     @property
     def digest(self) -> Digest:
-        """The model's ID: the sha256 of `raw`."""
         return Digest.of(self.raw)
 
     @property
@@ -178,12 +167,10 @@ class Manifest(Document):
 
     @property
     def json_layers(self) -> tuple[Descriptor, ...]:
-        """The layers that hold JSON documents, in order; ``name`` is the file name."""
         return tuple(layer for layer in self.layers if layer.media_type == JSON_MEDIA_TYPE)
 
     @property
     def file_layers(self) -> tuple[Descriptor, ...]:
-        """The layers that hold other files of the checkpoint, in order; ``name`` is the path."""
         return tuple(layer for layer in self.layers if layer.media_type == FILE_MEDIA_TYPE)
 
     def document(self, name: str) -> Descriptor | None:
@@ -253,3 +240,172 @@ class ModelConfig(Document):
         document = asdict(self) | {"draft": draft}
         needed = document.keys() - {"renderer", "parser", "requires", "draft"}
         return encode({k: v for k, v in document.items() if v is not None or k in needed})
+
+
+OWN_DOCUMENT = "blobstore.json"
+OWN_RULE = "B1"
+
+MTP_HEADS = "multi-token prediction heads"
+DRAFT_MODEL = "draft model"
+
+
+@dataclass(frozen=True, slots=True)
+class Omission(Document):
+    """A file, a folder (its path ends with ``/``) or tensors that are not stored, and the reason.
+
+    A pattern such as ``*.input_scale`` names ``count`` tensors together.
+    """
+
+    name: str
+    reason: str
+    count: Annotated[int, Between(1)] = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Tally(Document):
+    """How many tensors, or files, a source has (None if unknown), and what became of them.
+
+    ``stored``: unchanged or quantized. ``derived``, by the way: tensors whose values went into a
+    stored tensor of another name, and files that an export makes again. With those left out they
+    add up to ``source``; a folder that is left out counts as one file.
+    """
+
+    source: Annotated[int | None, Between(0), "null when it was not recorded"]
+    stored: Annotated[int, Between(0)]
+    derived: Annotated[Mapping[str, int], "counts, by how they were made"] = field(
+        default_factory=dict
+    )
+    left_out: tuple[Omission, ...] = ()
+
+    @property
+    def covered(self) -> int:
+        return self.stored + sum(self.derived.values())
+
+    def __add__(self, other: Tally) -> Tally:
+        derived = Counter(self.derived)
+        derived.update(other.derived)
+        is_known = self.source is not None and other.source is not None
+        source = (self.source or 0) + (other.source or 0) if is_known else None
+        return Tally(
+            source, self.stored + other.stored, dict(derived), self.left_out + other.left_out
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Coverage(Document):
+    """The coverage of a source's tensors and of its files."""
+
+    tensors: Tally
+    files: Tally
+    heads: Annotated[Mapping[str, int], "tensors of other heads and models"] = field(
+        default_factory=dict
+    )
+    kept_whole: Annotated[tuple[str, ...], "files of weights that are kept as files"] = ()
+
+    @property
+    def left_out(self) -> tuple[Omission, ...]:
+        return self.tensors.left_out + self.files.left_out
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecordedFile(Document):
+    """A .safetensors file of a source: name, bytes, metadata, names of its tensors in order.
+
+    ``version``: which version of the file a server had: its ETag, its time of change, or on the Hub
+    the hash of its content. None for files on a disk.
+    """
+
+    name: str
+    size: int = 0
+    version: str | None = None
+    metadata: Mapping[str, str]
+    tensors: list[str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecordedDraft(Document):
+    """A draft model: its type, if one was asked for, and the files of its source."""
+
+    quant: str | None = None
+    sources: list[RecordedFile]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecordedAdapter(Document):
+    """An adapter that was merged: the digest of its document, and its files."""
+
+    revision: str | None = None
+    config: Digest
+    sources: list[RecordedFile]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Provenance(Document):
+    """The document.
+
+    ``options`` are as they were written; ``coverage`` is missing in what early versions wrote.
+    ``revision``: the commit of the repository that the sources were read from.
+    """
+
+    version: Literal[1]
+    revision: str | None = None
+    options: Mapping[str, Any] | None = None
+    sources: list[RecordedFile]
+    coverage: Coverage | None = None
+    draft: RecordedDraft | None = None
+    adapter: RecordedAdapter | None = None
+
+    @classmethod
+    def parse(cls, raw: bytes) -> Provenance:
+        """Return the document in ``raw``.
+
+        Raises: DocumentError (rule B1) for another version too; LimitExceededError.
+        """
+        value = parse_object(raw, OWN_DOCUMENT, rule=OWN_RULE, limit=MAX_DOCUMENT)
+        return parse_document(cls, value, OWN_DOCUMENT, OWN_RULE)
+
+    @property
+    def tensor_names(self) -> frozenset[str]:
+        return frozenset(name for file in self.sources for name in file.tensors)
+
+    @property
+    def is_cast(self) -> bool:
+        """True when the import converted floats: its files have other sizes than the source's."""
+        return (self.options or {}).get("dtype") is not None
+
+    def encode(self, source: str) -> bytes:
+        """Return the document of an import from ``source``: a line of compact JSON and a newline.
+
+        Raises: LimitExceededError when it would be larger than a stored model's documents may be.
+        """
+        draft = self.draft and {"quant": self.draft.quant, "sources": _files(self.draft.sources)}
+        merged = self.adapter and {
+            "revision": self.adapter.revision,
+            "config": str(self.adapter.config),
+            "sources": _files(self.adapter.sources),
+        }
+        document = {
+            "version": self.version,
+            "revision": self.revision,
+            "options": self.options,
+            "sources": _files(self.sources),
+            "coverage": self.coverage and asdict(self.coverage),
+            "draft": draft,
+            "adapter": merged and without_none(merged),
+        }
+        raw = encode(without_none(document)) + b"\n"
+        if len(raw) > MAX_DOCUMENT:
+            raise LimitExceededError(
+                f"limit exceeded: {source} would have a {OWN_DOCUMENT} of {len(raw):,} bytes, "
+                f"at most {MAX_DOCUMENT:,}",
+                path=source,
+                hint='It keeps the metadata of all files. profile="ollama" has no such document.',
+            )
+        return raw
+
+
+def _files(files: Sequence[RecordedFile]) -> list[dict[str, Any]]:
+    return [
+        without_none(asdict(file) | {"metadata": dict(sorted(file.metadata.items()))})
+        for file in files
+    ]

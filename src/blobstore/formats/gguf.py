@@ -27,14 +27,15 @@ from typing import NamedTuple
 from blobstore.errors import HeaderError, LimitExceededError, quoted
 from blobstore.formats.dtypes import DTYPE_BY_NAME, DType, parameters_of
 from blobstore.formats.safetensors.header import Header, TensorEntry, invalid
+from blobstore.formats.strictjson import check_limit
 from blobstore.io.budget import MAX_HEADER, Budget
 from blobstore.io.ranges import OpenReader
 
 MAGIC = b"GGUF"
 MAX_ITEMS = 2_000_000
-_VERSIONS = (2, 3)
+
 _FIRST_READ = 64 * 2**10
-_DEFAULT_ALIGNMENT = 32
+
 _MAX_DIMS = 4
 _LONG = 1000
 _MAX_I64 = 2**63 - 1
@@ -153,7 +154,7 @@ class _Head:
     def header(self) -> GgufHeader:
         if self._most < len(MAGIC) or self._take(len(MAGIC)) != MAGIC:
             raise invalid("G1", "not a GGUF file")
-        if (version := self._number("I")) not in _VERSIONS:
+        if (version := self._number("I")) not in (2, 3):
             what = "big-endian" if version & 0xFFFF == 0 else f"version {version} of GGUF"
             raise invalid("G1", f"{what} is not read, only version 2 or 3, little-endian")
         count, keys = self._count(24), self._count(12)
@@ -164,7 +165,7 @@ class _Head:
             if key in values:
                 raise invalid("G3", f"two values of the key {quoted(key)}")
             values[key] = self._value(key)
-        alignment = values.get("general.alignment", _DEFAULT_ALIGNMENT)
+        alignment = values.get("general.alignment", 32)
         if type(alignment) is not int or alignment < 1 or alignment.bit_count() != 1:
             raise invalid("G5", f"general.alignment is {quoted(alignment)}")
         tensors = self._tensors(count, alignment)
@@ -217,10 +218,7 @@ class _Head:
             kind = self._number("I")
             count = self._count(_LEAST_BYTES.get(kind, 1))
         self._items += count
-        if self._items > MAX_ITEMS:
-            raise LimitExceededError(
-                f"limit exceeded: arrays of over {MAX_ITEMS:,} items with {quoted(key)}", rule="G4"
-            )
+        check_limit(f"the header with {quoted(key)}", self._items, "items", MAX_ITEMS, "G4")
         if kind == _STRING and is_array and not self._arrays:
             return self._skip_texts(count)
         if kind == _STRING:

@@ -86,7 +86,10 @@ def _number(text: str) -> float | None:
 _INTEGERS = (_integer, "a whole number of 64 bits")
 _NUMBERS = (_number, "a number that a 32-bit float can hold")
 _Kind = tuple[Callable[[str], ParameterValue | None], str]
-PARAMETERS: Mapping[str, _Kind] = {
+# The type of each parameter: what reads its value, and its name in a message. Source: the JSON
+# tags of `Options` and `Runner` in Ollama's api/types.go of 2026 (``draft_num_predict`` is the
+# newest).
+_PARAMETERS: Mapping[str, _Kind] = {
     "draft_num_predict": _INTEGERS,
     "frequency_penalty": _NUMBERS,
     "main_gpu": _INTEGERS,
@@ -108,11 +111,6 @@ PARAMETERS: Mapping[str, _Kind] = {
     "typical_p": _NUMBERS,
     "use_mmap": (_BOOLEANS.get, "true or false"),
 }
-"""The type of each parameter: what reads its value, and its name in a message.
-
-Source: the JSON tags of `Options` and `Runner` in Ollama's api/types.go of 2026
-(``draft_num_predict`` is the newest).
-"""
 DEPRECATED = frozenset(
     (
         "f16_kv",
@@ -136,11 +134,11 @@ def add_parameter(parameters: dict[str, ParameterValue], key: str, text: str) ->
     key (keys are in lower case), a text that is not a value of its type, and one that UTF-8 can't
     encode.
     """
-    if key not in PARAMETERS:
+    if key not in _PARAMETERS:
         raise UsageError(
-            f"unknown parameter {quoted(key)}", hint=f"Use one of: {', '.join(PARAMETERS)}."
+            f"unknown parameter {quoted(key)}", hint=f"Use one of: {', '.join(_PARAMETERS)}."
         )
-    parse, kind = PARAMETERS[key]
+    parse, kind = _PARAMETERS[key]
     value = parse(text)
     if value is None:
         raise UsageError(f"{key} is {kind}, not {quoted(text)}")
@@ -235,34 +233,26 @@ def read_script(raw: bytes, what: str) -> tuple[list[Command], int]:
     command, a command without a value, quotes that are never closed, and for bytes that are not
     text.
     """
-    decoded = _decode(raw, what)
-    # What Go's strconv.IsPrint refuses. Characters that Python's Unicode tables lack are kept: Go's
-    # are newer, and the bytes of an import must not depend on the version of Python.
-    odd = [char for char in set(decoded) if not (char.isprintable() or char in "\t\r\n")]
-    text = decoded.translate({ord(one): None for one in odd if unicodedata.category(one) != "Cn"})
-    commands, at, counted, line = [], 0, 0, 1
-    while (start := _end(_BLANK.match(text, at))) < len(text):
-        line += len(_BREAK.findall(text, counted, start))
-        counted = start
-        command, at = _command(text, start, line, what)
-        commands.append(command)
-    return commands, len(decoded) - len(text)
-
-
-def _decode(raw: bytes, what: str) -> str:
     check_limit(what, len(raw), "bytes", MAX_MODELFILE, RULE)
     encoding = "utf-16" if raw.startswith((b"\xff\xfe", b"\xfe\xff")) else "utf-8-sig"
     try:
-        return raw.decode(encoding)
+        decoded = raw.decode(encoding)
     except UnicodeDecodeError as error:
         name = encoding.removesuffix("-sig").upper()
         raise DocumentError(
             f"{what} is not {name} text at byte {error.start} (rule {RULE})", rule=RULE
         ) from None
-
-
-def _end(match: re.Match[str] | None) -> int:
-    return match.end() if match else 0
+    # What Go's strconv.IsPrint refuses. Characters that Python's Unicode tables lack are kept: Go's
+    # are newer, and the bytes of an import must not depend on the version of Python.
+    odd = [char for char in set(decoded) if not (char.isprintable() or char in "\t\r\n")]
+    text = decoded.translate({ord(one): None for one in odd if unicodedata.category(one) != "Cn"})
+    commands, at, counted, line = [], 0, 0, 1
+    while (blank := _BLANK.match(text, at)) and (start := blank.end()) < len(text):
+        line += len(_BREAK.findall(text, counted, start))
+        counted = start
+        command, at = _command(text, start, line, what)
+        commands.append(command)
+    return commands, len(decoded) - len(text)
 
 
 def _command(text: str, start: int, line: int, what: str) -> tuple[Command, int]:
@@ -335,11 +325,14 @@ class Modelfile(Document):
         commands, dropped = read_script(raw, what)
         parameters: dict[str, ParameterValue] = {}
         lines: dict[str, int] = {}
+        texts: dict[str, str] = {}
         notes = []
         for command in commands:
             first = lines.setdefault(command.name, command.line)
             try:
                 _check_command(command, first, what)
+                is_version = command.name == "requires"
+                texts[command.name] = check_requires(command.text) if is_version else command.text
                 if command.key in DEPRECATED:
                     unused = f"{command.key} no longer has an effect in Ollama and was left out"
                     notes.append(f"{what}: line {command.line}: {unused}")
@@ -348,13 +341,11 @@ class Modelfile(Document):
             except UsageError as error:
                 message = f"{command.name.upper()}: {error.message}"
                 raise _error(what, command.line, message, error.hint) from None
-        texts = {command.name: command.text for command in commands}
         if "from" not in texts:
             hint = "Begin with FROM and the folder of the checkpoint."
             raise _error(what, 1, "the FROM command is missing", hint)
         if dropped:
             notes.append(f"{what}: {dropped:,} non-printing characters were left out")
-        requires = texts.get("requires")
         return cls(
             source=texts["from"],
             template=texts.get("template"),
@@ -363,7 +354,7 @@ class Modelfile(Document):
             parameters=parameters,
             parser=texts.get("parser"),
             renderer=texts.get("renderer"),
-            requires=None if requires is None else check_requires(requires),
+            requires=texts.get("requires"),
             draft=texts.get("draft") or None,
             adapter=texts.get("adapter") or None,
             messages=tuple(
@@ -474,8 +465,7 @@ def _check_command(command: Command, first: int, what: str) -> None:
     if command.name in ("from", "draft", "adapter") and command.line != first:
         message = f"a second {command.name.upper()}; the first is on line {first}"
         raise _error(what, command.line, message)
-    if command.name == "requires":
-        check_requires(command.text)
+
     if command.name == "message" and command.key not in ROLES:
         raise UsageError(
             f"unknown role {quoted(command.key)}", hint=f"Use one of: {', '.join(ROLES)}."

@@ -41,8 +41,8 @@ from blobstore.errors import DocumentError, InvalidDigestError, LimitExceededErr
 from blobstore.names import Digest
 
 MAX_DEPTH = 64
-MAX_VALUES = 1_000_000
-"""Values of one text, at any depth: a manifest of 110,000 layers has 550,000."""
+# Values of one text, at any depth: a manifest of 110,000 layers has 550,000.
+_MAX_VALUES = 1_000_000
 _STRING = re.compile(rb'"(?:[^"\\]++|\\.)*+"', re.DOTALL)
 MAX_NUMBER = 1e308
 MAX_CONFIG = 16 * 2**20
@@ -57,7 +57,7 @@ class StrictJsonError(ValueError):
         self.reason = reason
 
 
-def parse(raw: bytes, *, non_finite: bool = False, values: int = MAX_VALUES) -> Any:
+def parse(raw: bytes, *, non_finite: bool = False, values: int = _MAX_VALUES) -> Any:
     """Return the Python value of one JSON text in UTF-8 without a byte order mark.
 
     ``-0`` is read as a float. ``non_finite``: also read ``Infinity``, ``-Infinity`` and ``NaN``,
@@ -102,7 +102,7 @@ def parse_object(
     rule: str,
     limit: int = MAX_CONFIG,
     non_finite: bool = False,
-    values: int = MAX_VALUES,
+    values: int = _MAX_VALUES,
 ) -> dict[str, Any]:
     """Return the JSON object in ``raw``; ``non_finite`` and ``values`` as in `parse`.
 
@@ -129,7 +129,7 @@ def parse_object(
     return value
 
 
-def check_limit(what: str, count: int, unit: str, limit: int, rule: str) -> None:
+def check_limit(what: str, count: int, unit: str, limit: int, rule: str | None = None) -> None:
     """Raise LimitExceededError with ``rule`` if ``what`` has more than ``limit`` of a unit."""
     if count > limit:
         message = f"limit exceeded: {what} has {count:,} {unit}, at most {limit:,}"
@@ -224,8 +224,8 @@ def text_of(value: Any) -> str:
 _D = TypeVar("_D", bound="Document")
 _NOUNS = {str: "string", int: "integer", bool: "boolean"}
 
-Check = Callable[[Any], Any]
-"""Returns the value of a JSON value. Raises: InvalidError."""
+# Returns the value of a JSON value. Raises: InvalidError.
+_Check = Callable[[Any], Any]
 
 
 class InvalidError(ValueError):
@@ -281,7 +281,7 @@ class Document:
 
     @classmethod
     @cache
-    def json_keys(cls) -> tuple[tuple[str, str, Check, bool], ...]:
+    def json_keys(cls) -> tuple[tuple[str, str, _Check, bool], ...]:
         """Return the fields that are read: field, key, check, and whether the key is needed."""
         hints = get_type_hints(cls, include_extras=True)
         keys = []
@@ -313,9 +313,13 @@ def parse_document(model: type[_D], value: Any, what: str, rule: str) -> _D:
 
 
 @cache
-def check_of(kind: Any) -> Check:
+def check_of(kind: Any) -> _Check:
     """Return the check of a type as a field can have it."""
-    if (origin := get_origin(kind)) is not None:
+    if (origin := get_origin(kind)) is Annotated:
+        inner, *more = get_args(kind)
+        bounds = [bound for bound in more if isinstance(bound, Between)]
+        return partial(_bounded, check_of(inner), bounds) if bounds else check_of(inner)
+    if origin is not None:
         return partial(_GENERIC.get(origin, _members), get_args(kind))
     if isinstance(kind, type) and issubclass(kind, Document):
         return kind.from_json
@@ -335,11 +339,10 @@ def _digest(value: Any) -> Digest:
         raise InvalidError(error.message) from None
 
 
-def _bounded(arguments: tuple[Any, ...], value: Any) -> Any:
-    checked = check_of(arguments[0])(value)
-    for bound in arguments[1:]:
-        if isinstance(bound, Between):
-            bound.check(checked)
+def _bounded(check: _Check, bounds: list[Between], value: Any) -> Any:
+    checked = check(value)
+    for bound in bounds:
+        bound.check(checked)
     return checked
 
 
@@ -378,7 +381,6 @@ def _members(arguments: tuple[Any, ...], value: Any) -> dict[str, Any]:
 
 # The checks of types with arguments; all others are mappings.
 _GENERIC: Mapping[Any, Callable[[tuple[Any, ...], Any], Any]] = {
-    Annotated: _bounded,
     Literal: _one_of,
     Union: _any_of,
     UnionType: _any_of,
@@ -387,7 +389,7 @@ _GENERIC: Mapping[Any, Callable[[tuple[Any, ...], Any], Any]] = {
 }
 
 
-def checked_at(place: str | int, check: Check, value: Any) -> Any:
+def checked_at(place: str | int, check: _Check, value: Any) -> Any:
     """Return what the check makes of the value at a key or index, which its error names."""
     try:
         return check(value)

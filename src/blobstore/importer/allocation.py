@@ -33,7 +33,7 @@ import numpy as np
 
 from blobstore import kernels
 from blobstore.errors import UsageError
-from blobstore.formats.quant import Quantization, QuantType
+from blobstore.formats.dtypes import Quantization, QuantType
 from blobstore.importer.making import non_finite, stored_parts
 from blobstore.importer.options import ImportOptions
 from blobstore.importer.outputs import OutputTensor

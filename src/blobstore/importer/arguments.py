@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Annotated, Any, TypedDict
 
 from blobstore.errors import UsageError
-from blobstore.formats.quant import QuantType
+from blobstore.formats.dtypes import QuantType
 
 PolicyFunction = Callable[[str, tuple[int, ...], str], str | None]
 """Decides of an output tensor by its name, shape and dtype."""

@@ -23,8 +23,7 @@ from blobstore.errors import (
     NonFiniteWeightError,
     UnsupportedSourceError,
 )
-from blobstore.formats.dtypes import DType
-from blobstore.formats.quant import Quantization
+from blobstore.formats.dtypes import DType, Quantization
 from blobstore.importer.options import ImportOptions
 from blobstore.importer.outputs import OutputTensor, PlannedBlob
 from blobstore.kernels.arrays import Array, QuantizedArray, dtype_of, numpy_dtype

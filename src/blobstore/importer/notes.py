@@ -20,12 +20,13 @@ from blobstore.formats.checkpoint import (
     family_of,
     templates_in,
 )
-from blobstore.formats.documents import REQUIRED_OLLAMA, Draft, ModelConfig
-from blobstore.formats.dtypes import DType
-from blobstore.formats.provenance import (
+from blobstore.formats.documents import (
     DRAFT_MODEL,
     MTP_HEADS,
+    REQUIRED_OLLAMA,
     Coverage,
+    Draft,
+    ModelConfig,
     Omission,
     Provenance,
     RecordedAdapter,
@@ -33,14 +34,14 @@ from blobstore.formats.provenance import (
     RecordedFile,
     Tally,
 )
-from blobstore.formats.quant import Quantization, QuantType
+from blobstore.formats.dtypes import DType, Quantization, QuantType
 from blobstore.importer.options import Experts, ImportOptions, Profile
 from blobstore.importer.outputs import OutputTensor, PlannedBlob
 from blobstore.importer.roles import needs_stacked_experts, stacked_group_of
 from blobstore.io.ranges import FileIdentity
 from blobstore.names import Digest
 from blobstore.source.adapters import CONFIG
-from blobstore.source.changes import FACTORS
+from blobstore.source.coding import FACTORS
 from blobstore.source.files import INDEX_NAME, NOT_ITS_OWN, KeptFile
 from blobstore.source.inventory import Inventory, quant_type_of
 from blobstore.source.producers import KV_CACHE_SCALES
@@ -136,12 +137,14 @@ def coverage_of(
     own, of_draft = tuple(tensors), tuple(drafted)
     covered, files = _tensors(inventory, own), _files(inventory)
     heads = {MTP_HEADS: sum(map(_is_of_mtp(inventory), _source_names(own)))}
-    whole = [file.name for file in inventory.kept if file.holds_weights]
+    whole = [file.name for file in inventory.kept if file.name.endswith(".safetensors")]
     if draft is not None:
         covered += _tensors(draft, of_draft)
         files += _files(draft, DRAFT_FOLDER)
         heads[DRAFT_MODEL] = len(_source_names(of_draft))
-        whole += [DRAFT_FOLDER + file.name for file in draft.kept if file.holds_weights]
+        whole += [
+            DRAFT_FOLDER + file.name for file in draft.kept if file.name.endswith(".safetensors")
+        ]
     return Coverage(
         covered, files, {head: count for head, count in heads.items() if count}, tuple(whole)
     )

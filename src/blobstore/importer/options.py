@@ -15,14 +15,13 @@ from pathlib import Path
 from typing import Any, TypeVar, Unpack
 
 from blobstore.errors import UsageError
-from blobstore.formats.dtypes import DType
+from blobstore.formats.dtypes import DType, Quantization, QuantType
 from blobstore.formats.modelfile import (
     MAX_MODELFILE,
     Modelfile,
     parse_parameters,
     resolve_path,
 )
-from blobstore.formats.quant import Quantization, QuantType
 from blobstore.importer.arguments import ImportArguments, PolicyFunction, SizeTarget
 from blobstore.importer.rules import (
     Importance,

@@ -17,11 +17,10 @@ from blobstore.formats.documents import (
     FILE_MEDIA_TYPE,
     JSON_MEDIA_TYPE,
     TENSOR_MEDIA_TYPE,
+    Coverage,
     ModelConfig,
 )
-from blobstore.formats.dtypes import DType, parameters_of
-from blobstore.formats.provenance import Coverage
-from blobstore.formats.quant import Part, Quantization
+from blobstore.formats.dtypes import DType, Part, Quantization, parameters_of
 from blobstore.formats.safetensors.header import TensorEntry, encode_header, lay_out
 from blobstore.importer.options import ImportOptions
 from blobstore.model import on_mlx_lm, on_ollama

@@ -21,10 +21,8 @@ from blobstore.errors import (
     quoted,
 )
 from blobstore.formats.checkpoint import CONFIG_NAME, DRAFT_FOLDER, DRAFT_PREFIX, group_of
-from blobstore.formats.documents import MAX_LAYERS
-from blobstore.formats.dtypes import DType
-from blobstore.formats.provenance import OWN_DOCUMENT
-from blobstore.formats.quant import Quantization, QuantType
+from blobstore.formats.documents import MAX_LAYERS, OWN_DOCUMENT
+from blobstore.formats.dtypes import DType, Quantization, QuantType
 from blobstore.formats.safetensors.header import Header
 from blobstore.importer.notes import (
     coverage_of,

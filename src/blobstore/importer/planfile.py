@@ -27,9 +27,9 @@ from blobstore._version import __version__
 from blobstore.errors import CorruptDataError, DocumentError, NotFoundError, UsageError
 from blobstore.formats import strictjson
 from blobstore.formats.checkpoint import CONFIG_NAME
+from blobstore.formats.documents import Omission
+from blobstore.formats.dtypes import QuantType
 from blobstore.formats.modelfile import Modelfile
-from blobstore.formats.provenance import Omission
-from blobstore.formats.quant import QuantType
 from blobstore.formats.strictjson import Document, parse_document
 from blobstore.importer.options import ImportOptions
 from blobstore.importer.outputs import ImportPlan, PlannedBlob, PlannedFile

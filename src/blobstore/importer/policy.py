@@ -19,7 +19,7 @@ from typing import Any, Literal, NamedTuple
 
 from blobstore.errors import DocumentError, quoted
 from blobstore.formats.checkpoint import SourceConfig
-from blobstore.formats.quant import Quantization, QuantType
+from blobstore.formats.dtypes import Quantization, QuantType
 from blobstore.importer.options import ImportOptions
 from blobstore.importer.roles import (
     HEAD,

@@ -25,14 +25,16 @@ from blobstore.errors import (
 from blobstore.formats.checkpoint import settings_of
 from blobstore.formats.documents import (
     FILE_MEDIA_TYPE,
+    OWN_DOCUMENT,
+    OWN_RULE,
     TENSOR_MEDIA_TYPE,
     Descriptor,
     Manifest,
     ModelConfig,
+    Provenance,
 )
+from blobstore.formats.dtypes import QuantType
 from blobstore.formats.modelfile import Modelfile
-from blobstore.formats.provenance import OWN_DOCUMENT, RULE, Provenance
-from blobstore.formats.quant import QuantType
 from blobstore.importer.options import PROFILES, ImportOptions
 from blobstore.importer.outputs import ImportPlan, PlannedBlob, PlannedCopy, PlannedFile
 from blobstore.importer.plan import make_plan
@@ -135,7 +137,7 @@ def recorded_import(raw: bytes) -> tuple[ImportOptions, Digest | None]:
         return options, None if digest is None else Digest.parse(digest)
     except (LookupError, TypeError, ValueError, AttributeError, BlobStoreError) as error:
         raise DocumentError(
-            f"{OWN_DOCUMENT} has no options of an import: {error} (rule {RULE})", rule=RULE
+            f"{OWN_DOCUMENT} has no options of an import: {error} (rule {OWN_RULE})", rule=OWN_RULE
         ) from None
 
 

@@ -29,8 +29,7 @@ from blobstore.errors import (
     UsageError,
     quoted,
 )
-from blobstore.formats.dtypes import DType
-from blobstore.formats.quant import Quantization, QuantType
+from blobstore.formats.dtypes import DType, Quantization, QuantType
 from blobstore.formats.safetensors.header import header_of
 from blobstore.formats.strictjson import (
     Between,

@@ -13,10 +13,8 @@ from dataclasses import dataclass, field, replace
 from typing import Annotated, Unpack
 
 from blobstore.errors import InvalidNameError, NotFoundError, UsageError
-from blobstore.formats.documents import CONFIG_MEDIA_TYPE, Descriptor, Manifest
-from blobstore.formats.dtypes import FLOAT_NAMES, DType
-from blobstore.formats.provenance import Coverage
-from blobstore.formats.quant import QuantType
+from blobstore.formats.documents import CONFIG_MEDIA_TYPE, Coverage, Descriptor, Manifest
+from blobstore.formats.dtypes import FLOAT_NAMES, DType, QuantType
 from blobstore.importer.arguments import ImportArguments, PolicyFunction
 from blobstore.importer.options import Experts, ImportOptions
 from blobstore.importer.outputs import (

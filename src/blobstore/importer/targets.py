@@ -19,7 +19,7 @@ from typing import Any
 
 from blobstore.errors import UsageError
 from blobstore.formats.checkpoint import group_of
-from blobstore.formats.quant import Quantization, QuantType
+from blobstore.formats.dtypes import Quantization, QuantType
 from blobstore.importer.allocation import (
     NEAR,
     SAMPLE,

@@ -172,7 +172,7 @@ def copy_file(layer: PlannedCopy, session: Session) -> Finished:
     """
     with layer.file.open() as reader:
         blob = session.copy(reader)
-    layer.file.check(blob.digest)
+    layer.file.found.check(layer.file.path, blob.digest)
     return blob
 
 

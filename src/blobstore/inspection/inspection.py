@@ -238,7 +238,7 @@ def _unexplained(
     }
     if not rest:
         return []
-    from blobstore.source.unread import look_packed
+    from blobstore.source.assembly import look_packed
 
     names = dict.fromkeys(name for name, _ in look_packed(rest, entries, config()))
     names |= dict.fromkeys(name for name, entry in rest.items() if entry.dtype is DType.F8_E8M0)

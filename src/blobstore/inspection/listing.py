@@ -15,16 +15,17 @@ from typing import Annotated, ClassVar
 from blobstore.errors import BlobStoreError, CorruptDataError, LimitExceededError, NotFoundError
 from blobstore.formats.checkpoint import CHAT_TEMPLATE, TEMPLATE_DOCUMENTS
 from blobstore.formats.documents import (
+    OWN_DOCUMENT,
     TEMPLATE_MEDIA_TYPE,
     TENSOR_MEDIA_TYPE,
+    Coverage,
     Manifest,
     ModelConfig,
+    Tally,
 )
-from blobstore.formats.dtypes import float_dtype
+from blobstore.formats.dtypes import QuantType, float_dtype
 from blobstore.formats.gguf import GgufTensor, gguf_header
 from blobstore.formats.oci import foreign_kind
-from blobstore.formats.provenance import OWN_DOCUMENT, Coverage, Tally
-from blobstore.formats.quant import QuantType
 from blobstore.model import on_mlx_lm, on_ollama
 from blobstore.model.facts import Config, ModelFacts, TensorFacts, Verdict
 from blobstore.names import Digest, ModelName

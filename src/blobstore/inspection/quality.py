@@ -24,8 +24,7 @@ from blobstore.errors import (
     quoted,
 )
 from blobstore.formats.checkpoint import DRAFT_PREFIX
-from blobstore.formats.dtypes import DType
-from blobstore.formats.quant import QuantType
+from blobstore.formats.dtypes import DType, QuantType
 from blobstore.importer.options import Experts
 from blobstore.importer.outputs import OutputTensor
 from blobstore.importer.run import outputs_of

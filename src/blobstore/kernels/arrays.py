@@ -14,8 +14,7 @@ import ml_dtypes
 import numpy as np
 
 from blobstore.errors import UnsupportedSourceError, UsageError
-from blobstore.formats.dtypes import DType
-from blobstore.formats.quant import Quantization, QuantType
+from blobstore.formats.dtypes import DType, Quantization, QuantType
 
 T = TypeVar("T")
 

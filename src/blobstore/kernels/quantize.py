@@ -17,8 +17,7 @@ import ml_dtypes
 import numpy as np
 
 from blobstore.errors import NonFiniteWeightError, UsageError
-from blobstore.formats.dtypes import DType
-from blobstore.formats.quant import Quantization, QuantType
+from blobstore.formats.dtypes import DType, Quantization, QuantType
 from blobstore.io.workers import results_of
 from blobstore.kernels.arrays import (
     Array,

@@ -11,8 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from blobstore.formats.dtypes import DType
-from blobstore.formats.quant import QuantType
+from blobstore.formats.dtypes import DType, QuantType
 from blobstore.kernels.arrays import Array, QuantizedArray, numpy_dtype
 from blobstore.kernels.scales import (
     BF16_NAN_BITS,

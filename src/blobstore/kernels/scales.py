@@ -17,8 +17,7 @@ import ml_dtypes
 import numpy as np
 
 from blobstore.errors import UsageError
-from blobstore.formats.dtypes import FP8, DType
-from blobstore.formats.quant import QuantType
+from blobstore.formats.dtypes import FP8, DType, QuantType
 from blobstore.kernels.arrays import Array, array_of
 
 FP8_BLOCK = 128

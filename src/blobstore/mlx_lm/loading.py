@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 from blobstore.errors import DocumentError, InvalidNameError, UnsupportedSourceError
 from blobstore.formats.checkpoint import CONFIG_NAME, parse_config
+from blobstore.formats.documents import OWN_DOCUMENT, Provenance
 from blobstore.formats.dtypes import float_dtype
-from blobstore.formats.provenance import OWN_DOCUMENT, Provenance
 from blobstore.io.durable import make_folder, os_errors
 from blobstore.mlx_lm.prompts import generation_config
 from blobstore.model import on_mlx_lm

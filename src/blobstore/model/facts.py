@@ -14,8 +14,7 @@ from functools import cached_property
 from typing import Annotated, Any, NamedTuple, Self
 
 from blobstore.formats.checkpoint import DRAFT_PREFIX, TOKENIZER, TokenizerFacts
-from blobstore.formats.dtypes import DType, fits_mlx
-from blobstore.formats.quant import Quantization, QuantType
+from blobstore.formats.dtypes import DType, Quantization, QuantType, fits_mlx
 from blobstore.store.stored import StoredTensor
 
 Config = Mapping[str, Any]

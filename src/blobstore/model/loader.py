@@ -37,9 +37,14 @@ from blobstore.errors import (
     install_hint,
     quoted,
 )
-from blobstore.formats.documents import TENSOR_MEDIA_TYPE, Descriptor, Manifest, ModelConfig
+from blobstore.formats.documents import (
+    OWN_DOCUMENT,
+    TENSOR_MEDIA_TYPE,
+    Descriptor,
+    Manifest,
+    ModelConfig,
+)
 from blobstore.formats.dtypes import DType, fits_mlx
-from blobstore.formats.provenance import OWN_DOCUMENT
 from blobstore.formats.safetensors.header import TensorEntry
 from blobstore.io.budget import allow_open_files
 from blobstore.io.ranges import BytesReader, Closing, MappedFile, OpenReader, is_mapped

@@ -27,8 +27,7 @@ import numpy as np
 
 from blobstore.errors import UnsupportedSourceError, quoted
 from blobstore.formats.checkpoint import with_floats
-from blobstore.formats.dtypes import DType, fits_mlx
-from blobstore.formats.quant import Quantization
+from blobstore.formats.dtypes import DType, Quantization, fits_mlx
 from blobstore.kernels.arrays import Array, QuantizedArray, numpy_dtype
 from blobstore.model.facts import Config, TensorFacts
 from blobstore.model.loader import Tensor, mlx_of, parts_of

@@ -23,7 +23,7 @@ from typing import Annotated, Any
 
 from blobstore.errors import UnsupportedSourceError, quoted
 from blobstore.formats.strictjson import Between, Document, parse_document, parse_object
-from blobstore.source.changes import MAGNITUDE, TALL, WIDE, LowRank
+from blobstore.source.coding import MAGNITUDE, TALL, WIDE, LowRank
 from blobstore.source.folders import SourceTensor
 from blobstore.source.weights import SourceWeight
 
@@ -31,7 +31,6 @@ CONFIG = "adapter_config.json"
 PEFT_FILE, MLX_FILE = "adapter_model.safetensors", "adapters.safetensors"
 RULE = "A1"
 _PREFIX = "base_model.model."
-_HEADS = ("lm_head.weight", "embed_out.weight", "output.weight")
 _EMBEDDING = re.compile(r"\.(?:\w*emb\w*|wte)\.")
 # Settings that do not change what tensors mean. Unknown ones must be unset.
 _PEFT_IGNORES = re.compile(
@@ -134,7 +133,9 @@ def adapted_weights(
     rules = (_peft if "peft_type" in said else _mlx_lm)(said, path)
     ends = {end: "" for kind, _ in rules.kinds for end in kind.values()}
     modules: dict[str, dict[str, SourceTensor]] = defaultdict(dict)
-    ties_head = ties_head or not any(name.endswith(_HEADS) for name in base)
+    ties_head = ties_head or not any(
+        name.endswith(("lm_head.weight", "embed_out.weight", "output.weight")) for name in base
+    )
     for name, tensor in tensors.items():
         if name.startswith(_PREFIX) and ties_head and _EMBEDDING.search(name):
             raise _refused(tensor, "the base's head has the same weights, and would change, too")
@@ -203,7 +204,6 @@ def _peft(said: Mapping[str, Any], path: str) -> _Rules:
 
 
 def _matcher(patterns: Mapping[str, Any], usual: Any) -> Callable[[str], Any]:
-    """Return what gives the value of the first pattern that matches the end of a module's path."""
     compiled = [(re.compile(rf"(?:.*\.)?(?:{one})$"), value) for one, value in patterns.items()]
     return lambda module: next(
         (value for pattern, value in compiled if pattern.match(module[-_LONGEST:])), usual

@@ -53,10 +53,6 @@ _ADDRESS = re.compile(
     r"(?P<scheme>[A-Za-z][A-Za-z0-9+.-]+):/{1,2}(?P<rest>.*)", re.ASCII | re.DOTALL
 )
 FILE_ENDS = (SUFFIX, GGUF, ".json")
-_READ = ("http", "https", "hf", *CLOUDS)
-_SHOWN = 5
-
-
 _USER = re.compile(r"(?<=:)//[^/]*@")
 OpenSource = Callable[[str], Source]
 """A function that opens the source at an address."""
@@ -137,8 +133,21 @@ def folder_or_file(
 
 
 def _local(text: str) -> LocalFolder:
-    refuse_unknown(text)
-    path = Path(text)
+    path, match = Path(text), _ADDRESS.fullmatch(text)
+    if match is not None and not os.path.lexists(text):
+        scheme, rest = match["scheme"].lower(), match["rest"]
+        address = f"{scheme}://{rest}"
+        hint = "Download it to a folder first, then: blobstore import FOLDER"
+        if scheme == "file":
+            hint = f"Give the path: {rest}"
+        elif scheme in ("http", "https", "hf", *CLOUDS):
+            hint = f"Give the address as a text, not as a path: {address}"
+        raise UsageError(
+            f"can't read {quoted(address)}: sources are paths and http, https, hf, s3, gs and az"
+            " addresses",
+            hint=hint,
+            path=address,
+        )
     try:
         is_folder = stat.S_ISDIR(path.stat().st_mode)
     except FileNotFoundError:
@@ -146,26 +155,6 @@ def _local(text: str) -> LocalFolder:
     except (OSError, ValueError) as error:  # ValueError: a NUL in the path
         raise StorageError(f"can't access {quoted(text)}: {error}", path=text) from error
     return LocalFolder(snapshot_in(path)) if is_folder else LocalFolder(path.parent, path.name)
-
-
-def refuse_unknown(source: str) -> None:
-    """Raise UsageError for an address of another kind; the hint says what to do instead."""
-    match = _ADDRESS.fullmatch(source)
-    if match is None or os.path.lexists(source):
-        return
-    scheme, rest = match["scheme"].lower(), match["rest"]
-    address = f"{scheme}://{rest}"
-    hint = "Download it to a folder first, then: blobstore import FOLDER"
-    if scheme == "file":
-        hint = f"Give the path: {rest}"
-    elif scheme in _READ:
-        hint = f"Give the address as a text, not as a path: {address}"
-    raise UsageError(
-        f"can't read {quoted(address)}: sources are paths and http, https, hf, s3, gs and az"
-        " addresses",
-        hint=hint,
-        path=address,
-    )
 
 
 def absent(source: str) -> NotFoundError:
@@ -202,7 +191,7 @@ def snapshot_in(folder: Path) -> Path:
         wanted = present
     if len(wanted) == 1 and wanted[0] in present:
         return snapshots / wanted[0]
-    hint = f"Give one of them: {', '.join(str(snapshots / name) for name in present[:_SHOWN])}"
+    hint = f"Give one of them: {', '.join(str(snapshots / name) for name in present[:5])}"
     if len(wanted) > 1:
         raise UnsupportedSourceError(
             f"{folder} has {len(present)} snapshots, and no refs/main names one of them",

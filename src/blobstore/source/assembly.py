@@ -1,7 +1,7 @@
 """Assembly: the weights of a checkpoint, put together from their tensors, for an import. Pure.
 
 producers.py says which tensors make a quantized weight. Tensors that look packed, but match no
-imported row, are refused by name; nothing is guessed.
+imported row, are refused by name (`look_packed`); nothing is guessed.
 """
 
 import math
@@ -14,14 +14,21 @@ from typing import TypeAlias
 
 from blobstore.errors import UnsupportedSourceError, UsageError, quoted
 from blobstore.formats.checkpoint import SourceConfig
-from blobstore.formats.dtypes import DType, float_dtype
-from blobstore.formats.modules import ColumnSettings, WeightGroup, Words
-from blobstore.formats.quant import Part, Quantization, QuantType
-from blobstore.source.blocks import four_bits_of, int8_of
+from blobstore.formats.dtypes import (
+    ColumnSettings,
+    DType,
+    Part,
+    Quantization,
+    QuantType,
+    WeightGroup,
+    Words,
+    float_dtype,
+)
+from blobstore.source.codes import IntegerCodes, four_bits_of, int8_of
 from blobstore.source.coding import Coding
 from blobstore.source.folders import SourceTensor
-from blobstore.source.integers import IntegerCodes
 from blobstore.source.producers import (
+    ANY_FP8,
     BITSANDBYTES,
     BITSANDBYTES_INT8,
     BLOCK_FP8,
@@ -38,14 +45,15 @@ from blobstore.source.producers import (
     MLX,
     MODELOPT_NVFP4,
     OWN,
+    REFUSED_FORMATS,
     REFUSED_METHODS,
     TOOLS,
     Found,
     Producer,
+    TensorLike,
     row_of,
 )
-from blobstore.source.unread import look_packed
-from blobstore.source.weights import Form, SourceWeight, named_twice
+from blobstore.source.weights import Form, SourceWeight, is_expert, named_twice
 
 # Their linear weights are [inputs, outputs], and transformers transposes them for bitsandbytes
 # (5.24.0 integrations/bitsandbytes.py `Bnb4bitQuantize`).
@@ -108,7 +116,6 @@ _Found: TypeAlias = Found[SourceTensor]
 
 
 def _companions(match: _Found) -> dict[str, SourceTensor]:
-    """Return the other tensors of a weight by the suffix of the array that they become."""
     parts = {stored: match.companion(suffix) for suffix, stored in match.row.companions.items()}
     return {stored: part for stored, part in parts.items() if part is not None}
 
@@ -168,10 +175,8 @@ def _codes(match: _Found, quantization: Quantization) -> SourceWeight:
     )
     if math.prod(words) * _WORD_BYTES != tensor.nbytes or not quantization.divides(shape):
         raise _refusal(match, f"{list(tensor.shape)} are not whole groups of {quantization}")
-    wanted = {
-        part.suffix: part
-        for part in quantization.parts(shape, dtype, global_scale=weight.global_scale_shape)
-    }
+    whole = quantization.parts(shape, dtype, global_scale=weight.global_scale_shape)
+    wanted = {part.suffix: part for part in whole}
     for suffix, part in wanted.items():
         if suffix and (reason := _unfit(parts.get(suffix), part)) is not None:
             raise _refusal(match, reason)
@@ -247,36 +252,28 @@ def _infer(match: _Found) -> Quantization:
     return possible[0]
 
 
-def _nvfp4(match: _Found) -> SourceWeight:
-    _check_floats(match, _NVFP4)
-    if match.row is COMPRESSED_NVFP4:
-        _check_packed(match, "nvfp4-pack-quantized")
-    if sizes := match.config.float_group_sizes - {_NVFP4.group_size}:
+def _small_floats(
+    match: _Found, quantization: Quantization, name: str | None = None
+) -> SourceWeight:
+    """Read floats of 4 bits, unless config.json says that such tensors hold other codes.
+
+    ``name``: their format in compressed-tensors. Sources: compressed-tensors as above; AutoRound's
+    ``mx_int`` (intel/auto-round 0.16.1 export/export_to_autoround/qlinear_int.py).
+    """
+    _check_floats(match, quantization)
+    formats, usual = match.config.packed_formats, {name, "mixed-precision"}
+    integers = {text for text in match.config.data_types if "int" in text}
+    said = sorted(integers or (formats if formats.isdisjoint(usual) else ()))
+    if said and name is not None:
+        raise _refusal(match, f"config.json says that its format is {', '.join(said)}")
+    sizes = match.config.float_group_sizes(4) - {quantization.group_size}
+    if sizes and quantization == _NVFP4:
         raise _refusal(
             match,
             f"config.json says that its groups have {min(sizes)} values, and those of NVFP4 have"
-            f" {_NVFP4.group_size}",
+            f" {quantization.group_size}",
         )
-    return _codes(match, _NVFP4)
-
-
-def _mxfp4(match: _Found) -> SourceWeight:
-    _check_floats(match, _MXFP4)
-    _check_packed(match, "mxfp4-pack-quantized")
-    return _codes(match, _MXFP4)
-
-
-def _check_packed(match: _Found, name: str) -> None:
-    """Raise if config.json says that tensors of these names and dtypes hold other codes.
-
-    Sources: compressed-tensors as above; AutoRound's ``mx_int`` (intel/auto-round 0.16.1
-    export/export_to_autoround/qlinear_int.py).
-    """
-    formats = match.config.packed_formats
-    integers = {text for text in match.config.data_types if "int" in text}
-    if integers or (formats and formats.isdisjoint({name, "mixed-precision"})):
-        said = ", ".join(sorted(integers or formats))
-        raise _refusal(match, f"config.json says that its format is {said}")
+    return _codes(match, quantization)
 
 
 def _check_floats(match: _Found, quantization: Quantization) -> None:
@@ -294,7 +291,8 @@ def _fp8(match: _Found) -> SourceWeight:
         _check_floats(match, _MXFP8)
     said, group = match.config.fp8_block_size, (1, _MXFP8.group_size)
     # The rows and columns that may share a scale, as config.json has them.
-    blocks = [said] if said else [(1, size) for size in sorted(match.config.fp8_group_sizes)]
+    sizes = sorted(size for size in match.config.float_group_sizes(8) if size > 0)
+    blocks = [said] if said else [(1, size) for size in sizes]
     groups = (*shape[:-1], shape[-1] // _MXFP8.group_size)
     by_32 = not scale.dtype.is_float and scale.shape == groups and group in (blocks or [group])
     if by_32 and match.tensor.dtype is DType.F8_E4M3:
@@ -328,7 +326,8 @@ def _fp8_block(
         blocks = -(-rows // block[0]), -(-cols // block[1])
         if scale in ((*lead, *blocks), (*lead, blocks[0], 1, blocks[1], 1)):
             return block
-    if not possible or match.config.has_undivided_rows:
+    strategies = {weights.get("strategy") for weights in match.config.group_weights}
+    if not possible or not strategies.isdisjoint({"tensor", "channel"}):
         if scale in ((*lead,), (*lead, 1)):
             return rows, cols
         if scale in ((*lead, rows), (*lead, rows, 1)):
@@ -364,7 +363,6 @@ def _integers(match: _Found) -> SourceWeight:
 
 
 def _coded(match: _Found, codes: IntegerCodes, producer: str = "") -> SourceWeight:
-    """Return the weight of integer codes."""
     *lead, _, _ = match.tensor.shape
     return _decoded(match, codes, match.scale.dtype, (*lead, codes.rows, codes.cols), producer)
 
@@ -509,16 +507,82 @@ def _own(match: _Found) -> SourceWeight:
 
 _READERS: Mapping[Producer, Callable[[_Found], SourceWeight]] = {
     MLX: _mlx,
-    COMPRESSED_NVFP4: _nvfp4,
-    MODELOPT_NVFP4: _nvfp4,
+    COMPRESSED_NVFP4: partial(_small_floats, quantization=_NVFP4, name="nvfp4-pack-quantized"),
+    MODELOPT_NVFP4: partial(_small_floats, quantization=_NVFP4),
     # mlx-lm's name of it ends in ".weight", too (ml-explore/mlx-lm@1245c2ec
     # mlx_lm/models/gpt_oss.py `sanitize`).
     GPT_OSS: partial(_codes, quantization=_MXFP4),
     OWN: _own,
-    COMPRESSED_MXFP4: _mxfp4,
+    COMPRESSED_MXFP4: partial(_small_floats, quantization=_MXFP4, name="mxfp4-pack-quantized"),
     **dict.fromkeys(COMPRESSED_INTEGERS, _integers),
     GPTQ: _columns,
     **dict.fromkeys((*BLOCK_FP8, DEEPSEEK_FP8), _fp8),
     DEEPSEEK_FP4: partial(_codes, quantization=_MXFP4),
     **dict.fromkeys((*BITSANDBYTES.values(), BITSANDBYTES_INT8), _blocks),
 }
+
+
+_LEAST_ELEMENTS = 1024
+_INTEGERS = {DType.U8, DType.I8, DType.I16, DType.U16, DType.I32, DType.U32, DType.I64, DType.U64}
+_CODES = ANY_FP8 | _INTEGERS
+
+
+def look_packed(
+    tensors: Mapping[str, TensorLike],
+    everything: Mapping[str, TensorLike],
+    config: SourceConfig | None,
+) -> Iterator[tuple[str, str]]:
+    """Yield the names of ``tensors`` that seem to hold packed weights, and why it seems so.
+
+    ``tensors`` match no producer; ``everything`` includes their possible companions. One
+    may be named more than once.
+    """
+    config = config or SourceConfig()
+    if (named := REFUSED_METHODS.get(config.quant_method or "")) is not None:
+        yield from _of_method(tensors, named)
+    dtypes = {tensor.dtype for tensor in tensors.values()}
+    for sign in REFUSED_FORMATS:
+        if dtypes.isdisjoint(sign.dtypes):
+            continue
+        for name, tensor in tensors.items():
+            if not name.endswith(sign.suffix) or tensor.dtype not in sign.dtypes:
+                continue
+            companion = name.removesuffix(sign.suffix) + sign.companion
+            other = everything.get(companion) if sign.companion else tensor
+            may_be_weight = name.endswith(".weight") or (
+                is_expert(name) and len(tensor.shape) > 1 and "scale" not in name.rpartition(".")[2]
+            )
+            if other is not None and (sign.suffix or may_be_weight):
+                shown = f"{quoted(companion)} ({other.dtype} {list(other.shape)})"
+                yield name, sign.reason.format(companion=shown)
+    for name in tensors:
+        if (row := row_of(name, everything)) is not None and row not in IMPORTED:
+            yield name, f"{row.name} weights are not imported"
+    yield from _unexplained(tensors, config)
+
+
+def _of_method(tensors: Mapping[str, TensorLike], method: str) -> Iterator[tuple[str, str]]:
+    """Yield the tensors that may hold codes of a method that is not imported."""
+    for name, tensor in tensors.items():
+        if tensor.dtype in _CODES and tensor.nbytes * 8 // tensor.dtype.bits >= _LEAST_ELEMENTS:
+            said = f"config.json says that it was quantized by {method}"
+            yield name, f"{said}, in a way that is not imported"
+
+
+def _unexplained(
+    tensors: Mapping[str, TensorLike], config: SourceConfig
+) -> Iterator[tuple[str, str]]:
+    """Yield the tensors that config.json calls quantized, but whose format is unknown."""
+    method, settings = config.quant_method, config.mlx_quantization
+    if method not in (None, "fp8", "modelopt", "compressed-tensors", "mxfp4"):
+        yield from _of_method(tensors, quoted(method))
+    for name, tensor in tensors.items():
+        is_weight = name.endswith(".weight") and tensor.dtype in _INTEGERS
+        is_quantized = method or settings or config.quantization_config
+        module = name.removesuffix(".weight")
+        if tensor.dtype is DType.U8 and name.endswith("_blocks") and method == "mxfp4":
+            yield name, "its _scales are missing"
+        elif is_weight and len(tensor.shape) > 1 and is_quantized:
+            yield name, "its scales are missing"
+        elif is_weight and tensor.dtype is DType.U32 and settings and settings.of(module):
+            yield name, "its scales are missing, and config.json says that MLX quantized it"

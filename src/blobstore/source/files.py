@@ -35,18 +35,17 @@ from blobstore.errors import (
     CorruptDataError,
     DocumentError,
     InvalidNameError,
-    LimitExceededError,
     MissingFileError,
     NotFoundError,
     quoted,
 )
+from blobstore.formats.documents import Omission
 from blobstore.formats.gguf import MAGIC, gguf_header
-from blobstore.formats.provenance import Omission
 from blobstore.formats.safetensors.header import Header, header_of
-from blobstore.formats.strictjson import parse_object
+from blobstore.formats.strictjson import check_limit, parse_object
 from blobstore.io.budget import MAX_TEXT
 from blobstore.io.ranges import BytesReader, Identity, OpenReader, SourceReader
-from blobstore.names import Digest, file_name, relative_path
+from blobstore.names import file_name, relative_path
 from blobstore.source.folders import FIRST_READ, GGUF, SUFFIX, Entry, Folder, Found, LocalFolder
 from blobstore.source.torch_files import TORCH_SUFFIXES, torch_header
 
@@ -56,8 +55,8 @@ WEIGHT_SUFFIXES = (SUFFIX, GGUF, *TORCH_SUFFIXES)
 MAX_INDEX = MAX_TEXT
 MAX_INDEX_VALUES = 2_000_000
 """Values of an index: a checkpoint of 1,000,000 tensors needs one for each, and some more."""
-MAX_SHARDS = 10_000
-"""Files of an index: the largest checkpoints have some hundreds; on a server each is a request."""
+# Files of an index: the largest checkpoints have some hundreds; on a server each is a request.
+_MAX_SHARDS = 10_000
 
 _TORCH_STEM, _TORCH_SUFFIX = "pytorch_model", ".bin"
 _STEM = rf"(?P<stem>model|diffusion_pytorch_model|consolidated|{_TORCH_STEM})"
@@ -95,27 +94,21 @@ class ShardIndex:
         checked: set[str] = set()
         for tensor, name in weight_map.items():
             if not isinstance(name, str) or name not in checked:
-                checked.add(_shard_name(name, suffix, f"{what}: weight_map of {quoted(tensor)}"))
-        if len(checked) > MAX_SHARDS:
-            raise LimitExceededError(
-                f"limit exceeded: {what} names {len(checked):,} files, at most {MAX_SHARDS:,}",
-                rule="I1",
-            )
+                place = f"{what}: weight_map of {quoted(tensor)}"
+                try:
+                    checked.add(file_name(name))
+                except BlobStoreError as error:
+                    raise DocumentError(f"{place}: {error.message} (rule I1)", rule="I1") from None
+                if not name.endswith(suffix):
+                    raise DocumentError(
+                        f"{place}: {name!r} is not a {suffix} file (rule I1)", rule="I1"
+                    )
+        check_limit(what, len(checked), "files", _MAX_SHARDS, "I1")
         return cls(weight_map, document)
 
     @property
     def files(self) -> list[str]:
         return sorted(set(self.weight_map.values()))
-
-
-def _shard_name(value: object, suffix: str, place: str) -> str:
-    try:
-        name = file_name(value)
-    except BlobStoreError as error:
-        raise DocumentError(f"{place}: {error.message} (rule I1)", rule="I1") from None
-    if not name.endswith(suffix):
-        raise DocumentError(f"{place}: {name!r} is not a {suffix} file (rule I1)", rule="I1")
-    return name
 
 
 def headers(
@@ -269,20 +262,17 @@ def gguf_sets(names: Iterable[str]) -> list[list[str]]:
     return list({parts[0]: parts for parts in sets}.values())
 
 
-def parts_of(name: str) -> list[str]:
-    """Return the names of all parts of a GGUF file, of which ``name`` is one, or its only one.
+def parts_of(name: str, suffix: str = GGUF) -> list[str]:
+    """Return the names of all files of the set of shards that ``name`` says it is one of.
 
-    Raises: LimitExceededError for more than 10,000.
+    Only the name itself without that suffix. Raises: LimitExceededError for more than 10,000.
     """
-    if not name.endswith(GGUF) or (match := SHARD_FILE.fullmatch(name)) is None:
+    if not name.endswith(suffix) or (match := SHARD_FILE.fullmatch(name)) is None:
         return [name]
-    if (total := int(match["total"])) > MAX_SHARDS:
-        raise LimitExceededError(
-            f"limit exceeded: {name} has {total:,} parts, at most {MAX_SHARDS:,}"
-        )
-    (before, after), width = match.group("before", "after"), len(match["number"])
-    parts = [f"{before}{one:0{width}}-of-{match['total']}{after}" for one in range(1, total + 1)]
-    return parts if name in parts else [name]
+    total, before, after = int(match["total"]), *match.group("before", "after")
+    check_limit(name, total, "parts", _MAX_SHARDS)
+    width = len(match["number"])
+    return [f"{before}{one:0{width}}-of-{match['total']}{after}" for one in range(1, total + 1)]
 
 
 def folder_with_weights(folder: Folder) -> Path | None:
@@ -310,22 +300,14 @@ def split_file(path: str) -> tuple[str, str | None]:
 
 def check_complete(folder: Folder, shards: Iterable[str]) -> None:
     """Raise NotFoundError when the names ``…-00001-of-00003…`` show that a shard is missing."""
-    present = set(shards)
-    claims = {
-        match.group("before", "total", "after"): match
-        for name in sorted(present)
-        if (match := SHARD_FILE.fullmatch(name))
-    }
-    for (before, total, after), match in sorted(claims.items()):
-        width = len(match["number"])
-        wanted = (
-            f"{before}{number:0{width}}-of-{total}{after}" for number in range(1, int(total) + 1)
-        )
-        if missing := next((name for name in wanted if name not in present), None):
+    present, whole = set(shards), set[str]()
+    for name in sorted(present):
+        parts = [] if name in whole else parts_of(name, SUFFIX)
+        if missing := next((part for part in parts if part not in present), None):
             raise MissingFileError(
-                f"{folder.name} has {match[0]}, but {missing} is missing",
-                path=folder.place(missing),
+                f"{folder.name} has {name}, but {missing} is missing", path=folder.place(missing)
             )
+        whole.update(parts)
 
 
 MAX_DEPTH = 8
@@ -338,12 +320,12 @@ MAX_FILE = 256 * 2**20
 MAX_BYTES = 4 * 2**30
 """Bytes of all kept files."""
 
-OTHER_WEIGHTS = (
+# Files and folders with weights in formats that blobstore does not read.
+_OTHER_WEIGHTS = (
     *("*.gguf", "*.ggml", "*.bin", "*.pt", "*.pth", "*.ckpt", "*.npz", "*.h5", "*.msgpack"),
     *("*.onnx", "*.onnx_data", "*.onnx.data", "*.ot", "*.pdparams", "*.tflite", "*.mlmodel"),
     *("*.mlpackage/", "*.mlmodelc/", "*.engine"),
 )
-"""Files and folders with weights in formats that blobstore does not read."""
 _TRAINING = (
     "optimizer.*",
     "scheduler.*",
@@ -364,13 +346,11 @@ NOT_NAMED = "safetensors that are not part of the checkpoint"
 _BEYOND = f"beyond the {MAX_ENTRIES:,} files and folders that are read"
 _BY_PATTERN = (
     ("training state", _TRAINING),
-    ("weights in another format", OTHER_WEIGHTS),
+    ("weights in another format", _OTHER_WEIGHTS),
     ("a cache", ("__pycache__/", "*.pyc")),
 )
 # The folders of a store: a checkpoint may be imported into a store in its own folder.
 _STORE = {"blobs", "manifests"}
-# The hidden file that is part of a repository's content.
-_SHOWN = ".gitattributes"
 
 
 @dataclass(frozen=True, slots=True)
@@ -393,10 +373,6 @@ class KeptFile:
     def identity(self) -> Identity:
         return self.found.identity
 
-    @property
-    def holds_weights(self) -> bool:
-        return self.name.endswith(".safetensors")
-
     @contextmanager
     def open(self) -> Iterator[OpenReader]:
         """Give a reader of the file; `check` compares its declared digest.
@@ -412,10 +388,6 @@ class KeptFile:
                 self.found.check_bytes(data, self.path)
                 yield BytesReader(data, self.path)
             reader.check_unchanged()
-
-    def check(self, digest: Digest) -> None:
-        """Raise DigestMismatchError unless the bytes have the digest that their server declares."""
-        self.found.check(self.path, digest)
 
 
 def other_files(
@@ -467,67 +439,54 @@ class _Walk:
         """Add the entries of a folder; return its subfolders to walk."""
         self.entries += len(entries)
         if len(entries) > MAX_ENTRIES:
-            first = _printable(entries[MAX_ENTRIES].name)
-            self.left_out.append(
-                Omission(f"{first} and what follows", _BEYOND, len(entries) - MAX_ENTRIES)
-            )
+            first = f"{_printable(entries[MAX_ENTRIES].name)} and what follows"
+            self._leave(first, _BEYOND, len(entries) - MAX_ENTRIES)
         store = _STORE if {entry.name for entry in entries} >= _STORE else ()
         folders = []
         for entry in entries[:MAX_ENTRIES]:
-            if entry.name in store:
-                self._leave(f"{prefix}{entry.name}/", STORE)
-            elif self._take(entry, prefix + entry.name):
-                folders.append(f"{prefix}{entry.name}/")
+            name = f"{prefix}{entry.name}"
+            shown = f"{name}/" if entry.is_folder else name
+            if entry.place == self.without:
+                continue
+            if (reason := STORE if entry.name in store else self._reason(entry, name)) is not None:
+                self._leave(shown, reason)
+            elif entry.found is None:
+                folders.append(shown)
+            else:
+                self.nbytes += entry.found.size
+                self.kept.append(KeptFile(name, self.folder, entry.found))
         return folders
 
-    def _take(self, entry: Entry, name: str) -> bool:
-        """Add an entry; return True for a folder that is to be walked."""
-        if self.without is not None and entry.place == self.without:
-            return False
-        shown = f"{name}/" if entry.is_folder else name
-        if entry.name.startswith(".") and entry.name != _SHOWN:
-            return self._leave(shown, HIDDEN)
-        if (reason := _unfit_name(name) or _reason_to_skip(shown) or entry.fault) is not None:
-            return self._leave(shown, reason)
-        if entry.is_folder:
-            is_deep = name.count("/") + 1 > MAX_DEPTH
-            return not is_deep or self._leave(shown, f"more than {MAX_DEPTH} folders deep")
-        if entry.error is not None:
+    def _reason(self, entry: Entry, name: str) -> str | None:
+        """Return the reason to leave out a file or a folder; None to keep or to walk it."""
+        if entry.name.startswith(".") and entry.name != ".gitattributes":
+            return HIDDEN
+        try:
+            relative_path(name)
+        except InvalidNameError as error:
+            return f"its name can't be stored ({error.message.partition(': ')[2]})"
+        if name == entry.name and name.endswith(".safetensors") and not entry.is_folder:
+            return NOT_NAMED
+        last = f"{entry.name}/" if entry.is_folder else entry.name
+        for reason, patterns in _BY_PATTERN:
+            if _is_any(last, patterns):
+                return reason
+        if entry.fault is None and entry.error is not None:
             raise entry.error
-        return self._keep(entry.found, name)
+        size = entry.found.size if entry.found is not None else 0
+        faults = {
+            entry.fault: entry.fault is not None,
+            "not a regular file": entry.found is None and not entry.is_folder,
+            f"more than {MAX_DEPTH} folders deep": entry.is_folder and name.count("/") >= MAX_DEPTH,
+            f"larger than {MAX_FILE // 2**20} MiB": size > MAX_FILE,
+            f"beyond the {MAX_BYTES // 2**30} GiB that are kept of such files": (
+                self.nbytes + size > MAX_BYTES
+            ),
+        }
+        return next((reason for reason, is_so in faults.items() if is_so), None)
 
-    def _keep(self, entry: Found | None, name: str) -> bool:
-        if entry is None:
-            return self._leave(name, "not a regular file")
-        if entry.size > MAX_FILE:
-            return self._leave(name, f"larger than {MAX_FILE // 2**20} MiB")
-        if self.nbytes + entry.size > MAX_BYTES:
-            return self._leave(
-                name, f"beyond the {MAX_BYTES // 2**30} GiB that are kept of such files"
-            )
-        self.nbytes += entry.size
-        self.kept.append(KeptFile(name, self.folder, entry))
-        return False
-
-    def _leave(self, name: str, reason: str) -> bool:
-        self.left_out.append(Omission(_printable(name), reason))
-        return False
-
-
-def _unfit_name(name: str) -> str | None:
-    try:
-        relative_path(name)
-    except InvalidNameError as error:
-        return f"its name can't be stored ({error.message.partition(': ')[2]})"
-    return None
-
-
-def _reason_to_skip(name: str) -> str | None:
-    """Return the reason to leave out a file or a folder (``name/``) by name; None to keep it."""
-    last = name.rsplit("/", 2)[-2] + "/" if name.endswith("/") else name.rpartition("/")[2]
-    if name.endswith(".safetensors") and "/" not in name:
-        return NOT_NAMED
-    return next((reason for reason, patterns in _BY_PATTERN if _is_any(last, patterns)), None)
+    def _leave(self, name: str, reason: str, count: int = 1) -> None:
+        self.left_out.append(Omission(_printable(name), reason, count))
 
 
 def weights_among(names: Iterable[str]) -> str | None:
@@ -538,7 +497,7 @@ def weights_among(names: Iterable[str]) -> str | None:
 
 def other_weights(names: Iterable[str]) -> str | None:
     """Return the first name of a weights file in a format that blobstore does not read, or None."""
-    return next((name for name in names if _is_any(name, OTHER_WEIGHTS)), None)
+    return next((name for name in names if _is_any(name, _OTHER_WEIGHTS)), None)
 
 
 def _is_any(name: str, patterns: Iterable[str]) -> bool:

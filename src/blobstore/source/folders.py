@@ -174,7 +174,7 @@ class Folder(Closing, ABC):
         """Return its entries, or those of its folder ``prefix`` (with ``/`` at its end), by name.
 
         It returns at most ``most`` entries, chosen in any order. If a server lists nothing, only
-        the `LIKELY` names are requested. Raises: StorageError, RemoteError.
+        the usual names of files are requested. Raises: StorageError, RemoteError.
         """
 
     @abstractmethod
@@ -325,7 +325,6 @@ class LocalFolder(Folder):
         return (str(real), *([str(real.parent.parent)] if real.parent.name == SNAPSHOTS else []))
 
     def open(self, name: str, identity: Identity | None = None) -> FileReader:
-        """Return a reader of one file; one with an ``identity`` will be read to its end."""
         try:
             reader = FileReader(self.path / name)
         except NotFoundError as error:
@@ -422,10 +421,6 @@ class BucketFolder(Folder):
         return self.bucket.place(name)
 
     def scan(self, prefix: str = "", most: int | None = None) -> list[Entry]:
-        """Return the objects and folders in a folder, by name.
-
-        Raises: LimitExceededError for more than 100,000 of them.
-        """
         if prefix not in self._listings:
             folders, objects = self.bucket.folder(prefix)
             if (count := len(folders) + len(objects)) > _MOST_NAMES:
@@ -443,7 +438,6 @@ class BucketFolder(Folder):
         return self._listings[prefix][:most]
 
     def open(self, name: str, identity: Identity | None = None) -> ObjectReader:
-        """Return a reader of one object; without an identity the server is asked for it."""
         key = relative_path(name)
         if identity is None:
             identity = _object_identity(self.bucket.head(key), self.place(name))
@@ -456,10 +450,6 @@ class BucketFolder(Folder):
         return run_in_pool(names, lambda name, _: read(self.open(name)), _AT_ONCE)
 
     def read_all(self, names: Sequence[str], limit: int) -> dict[str, bytes]:
-        """Return small objects' bytes by name; several are read at once.
-
-        They are of the versions that were listed, if they were.
-        """
         with run_in_pool(names, lambda name, _: self._read(name, limit), _AT_ONCE) as read:
             return dict(zip(names, read, strict=True))
 

@@ -27,9 +27,8 @@ import numpy as np
 
 from blobstore import kernels
 from blobstore.errors import UnsupportedSourceError, install_hint, quoted
-from blobstore.formats.dtypes import DType
+from blobstore.formats.dtypes import DType, Quantization, QuantType
 from blobstore.formats.gguf import GgufHeader, GgufTensor, GgufType
-from blobstore.formats.quant import Quantization, QuantType
 from blobstore.formats.safetensors.header import Header
 from blobstore.kernels.arrays import Array, QuantizedArray, numpy_dtype
 from blobstore.source.coding import Coding, CodingError, ReadRegion, Region
@@ -50,9 +49,6 @@ _QK_NORMS = {"attn_q_norm": "self_attn.q_norm", "attn_k_norm": "self_attn.k_norm
 _EXPERTS = {"ffn_gate_inp": "mlp.gate"} | {
     f"ffn_{part}_exps": f"mlp.experts.{{}}.{part}_proj" for part in ("gate", "up", "down")
 }
-_SHARED_EXPERT = {"ffn_gate_inp_shexp": "mlp.shared_expert_gate"} | {
-    f"ffn_{part}_shexp": f"mlp.shared_expert.{part}_proj" for part in ("gate", "up", "down")
-}
 _FOUR_NORMS = {
     "post_attention_norm": "post_attention_layernorm",
     "ffn_norm": "pre_feedforward_layernorm",
@@ -62,7 +58,10 @@ _ARCHITECTURES = {
     "llama": _COMMON,
     "qwen2": _COMMON,
     "qwen3": _COMMON | _QK_NORMS,
-    "qwen2moe": _NORMS | _EXPERTS | _SHARED_EXPERT,
+    "qwen2moe": _NORMS
+    | _EXPERTS
+    | {"ffn_gate_inp_shexp": "mlp.shared_expert_gate"}
+    | {f"ffn_{part}_shexp": f"mlp.shared_expert.{part}_proj" for part in ("gate", "up", "down")},
     "qwen3moe": _NORMS | _QK_NORMS | _EXPERTS,
     "gemma2": _COMMON | _FOUR_NORMS,
     "gemma3": _COMMON | _QK_NORMS | _FOUR_NORMS,
@@ -90,16 +89,16 @@ _NAME = re.compile(r"(?:blk\.(0|[1-9][0-9]{0,8})\.)?([a-z0-9_]+)\.(weight|bias)"
 _EMBEDDING, _GATE, _UP = "token_embd.weight", "ffn_gate_exps", "ffn_up_exps"
 _MAX_EXPERTS = 65_536
 FLOATS = {"F32": DType.F32, "F16": DType.F16, "BF16": DType.BF16}
-KEPT = {
+# What holds the codes of a type as they are.
+_KEPT = {
     **dict.fromkeys(("Q4_0", "Q4_1", "Q4_K"), Quantization(QuantType.INT4, 32)),
     "Q8_0": Quantization(QuantType.INT8, 32),
     "MXFP4": Quantization(QuantType.MXFP4, 32),
 }
-"""What holds the codes of a type as they are."""
 UNREAD = frozenset({"Q8_1", "Q8_K", "Q1_0", "I8", "I16", "I32", "I64", "F64"})
 """The types that weights do not have, or that the gguf package does not dequantize."""
+# The exponent of E8M0 that is not a number; the bits of a word.
 _NAN, _WORD = 255, 32
-"""The exponent of E8M0 that is not a number; the bits of a word."""
 
 
 def gguf_weights(
@@ -181,7 +180,6 @@ class _Model:
             raise self.refused(_EMBEDDING, reason)
 
     def said(self, key: str) -> object:
-        """Return a value of the metadata; None if it is missing."""
         return self.header.values.get(f"{self.architecture}.{key}")
 
     def refused(
@@ -232,7 +230,7 @@ class _Model:
         if kind in UNREAD or (is_vector and kind not in FLOATS):
             what = "vectors" if is_vector else "weights"
             raise self.refused(name, f"{what} of the type {kind} are not read")
-        if kind not in FLOATS and kind not in KEPT and find_spec("gguf") is None:
+        if kind not in FLOATS and kind not in _KEPT and find_spec("gguf") is None:
             raise self.refused(
                 name,
                 f"{kind} is dequantized by the gguf package, which is not installed",
@@ -256,7 +254,10 @@ class _Model:
         head = self.head(name, shape[0])
         less = int(self.architecture.startswith("gemma") and name.endswith("norm.weight"))
         if self.architecture == "gpt-oss" and _GATE in name:
-            companions = {".up": self.second(name, described)}
+            two = self.header.tensors.get(other := name.replace(_GATE, _UP))
+            if two is None or (two.type, two.dims) != (kind, described.dims):
+                raise self.refused(name, f"{quoted(other)} is missing, or of another shape or type")
+            companions = {".up": self.tensors[other]}  # with every second row
             shape = (shape[0], 2 * shape[1], *shape[2:])
         if kind.name in FLOATS and not (head or less or companions):
             return SourceWeight(target, tensor.dtype, shape, tensor, stored_dtype=self.dtype)
@@ -275,13 +276,6 @@ class _Model:
             coding=coding,
             stored_dtype=self.dtype,
         )
-
-    def second(self, name: str, one: GgufTensor) -> SourceTensor:
-        """Return the tensor with every second row of gpt-oss' gate and up."""
-        two = self.header.tensors.get(other := name.replace(_GATE, _UP))
-        if two is None or (two.type, two.dims) != (one.type, one.dims):
-            raise self.refused(name, f"{quoted(other)} is missing, or of another shape or type")
-        return self.tensors[other]
 
     def head(self, name: str, rows: int) -> int:
         """Return the rows of a head of Llama's queries or keys, 0 for other tensors."""
@@ -320,7 +314,7 @@ class Blocks(Coding):
 
     @property
     def quantization(self) -> Quantization | None:
-        return KEPT.get(self.kind.name)
+        return _KEPT.get(self.kind.name)
 
     def _lines(self, start: int, count: int) -> tuple[int, int, int]:
         """Return the bytes of a row, and which rows of a tensor have values: of whole heads."""
@@ -363,7 +357,7 @@ class Blocks(Coding):
         return rounded
 
     def quantized(self, read: ReadRegion, start: int, count: int) -> QuantizedArray[Array]:
-        quantization = KEPT[self.kind.name]
+        quantization = _KEPT[self.kind.name]
         rows, skip = self._rows(read, start, count)
         bits, size = quantization.quant_type.bits, quantization.group_size
         codes, *pair = _parts(self.kind.name, rows.reshape(-1, self.kind.block_nbytes))

@@ -32,12 +32,12 @@ from blobstore.source.gguf import model_dtype
 
 _T = TypeVar("_T")
 Json = dict[str, Any]
-ReadFloats = Callable[[str], Sequence[float]]
-"""Returns the values of a small F32 tensor of the file, by its name."""
+# Returns the values of a small F32 tensor of the file, by its name.
+_ReadFloats = Callable[[str], Sequence[float]]
 
 _NO_ID, _LIMIT = 2**32 - 1, 2.0**127
+# Types of tokens.
 _NORMAL, _UNKNOWN, _CONTROL, _USER, _UNUSED, _BYTE = 1, 2, 3, 4, 5, 6
-"""Types of tokens."""
 # Of all tokens from which merges are made; Gemma 3's have 2,100,000.
 _MAX_CHARACTERS = 20_000_000
 # The role of a token → its name in the metadata.
@@ -196,8 +196,6 @@ _PRE: Final = {
 
 @dataclass(frozen=True, slots=True)
 class _Source:
-    """A header, and checked values of its metadata."""
-
     header: GgufHeader
     path: str
     architecture: str
@@ -239,7 +237,7 @@ class _Source:
         return values
 
 
-def documents_of(header: GgufHeader, path: str, read: ReadFloats) -> dict[str, bytes]:
+def documents_of(header: GgufHeader, path: str, read: _ReadFloats) -> dict[str, bytes]:
     """Return the documents of a GGUF file by their names, sorted.
 
     ``path`` is for messages. Raises: UnsupportedSourceError for an architecture or a tokenizer that
@@ -270,7 +268,7 @@ def documents_of(header: GgufHeader, path: str, read: ReadFloats) -> dict[str, b
     }
 
 
-def _config(source: _Source, read: ReadFloats) -> Json:
+def _config(source: _Source, read: _ReadFloats) -> Json:
     tensors, arch = source.header.tensors, source.architecture
     made = {
         key: source.get(one) if isinstance(one, _Key) else one
@@ -304,7 +302,7 @@ def _config(source: _Source, read: ReadFloats) -> Json:
     }
 
 
-def _rope_scaling(source: _Source, read: ReadFloats, theta: float, rotated: int) -> Json | None:
+def _rope_scaling(source: _Source, read: _ReadFloats, theta: float, rotated: int) -> Json | None:
     tensors, arch = source.header.tensors, source.architecture
     if "rope_freqs.weight" in tensors and arch == "llama":
         return _llama3_scaling(source, source.factors(read("rope_freqs.weight")), theta, rotated)

@@ -27,11 +27,9 @@ from blobstore.errors import (
     quoted,
 )
 from blobstore.formats.checkpoint import CONFIG_NAME, FILE_TYPE, SourceConfig
-from blobstore.formats.documents import MAX_DOCUMENT
-from blobstore.formats.dtypes import DType
+from blobstore.formats.documents import MAX_DOCUMENT, Omission
+from blobstore.formats.dtypes import DType, QuantType
 from blobstore.formats.gguf import GgufHeader
-from blobstore.formats.provenance import Omission
-from blobstore.formats.quant import QuantType
 from blobstore.formats.safetensors.header import Header
 from blobstore.io.budget import Budget, Cancellation
 from blobstore.io.workers import run_in_pool
@@ -80,7 +78,6 @@ from blobstore.source.torch_files import TORCH_SUFFIXES
 from blobstore.source.weights import CONNECTIONS, Form, SourceWeight
 
 _OUTPUT = "lm_head.weight"
-_REPLACED = "replaced by those of config"
 FLOAT = "float"
 """The kind of a checkpoint without quantized weights."""
 
@@ -119,18 +116,17 @@ class Inventory:
         if self.header is not None:
             weights = gguf_weights(self.tensors, self.header)
         else:
-            weights = source_weights(self._used, self.config, self.states)
+            # Biases of zeros, which GPTQ's programs add to modules without one, are left out.
+            zeros = {
+                one for one, raw in self.states.items() if one.endswith(_BIAS) and not any(raw)
+            }
+            used = {name: one for name, one in self.tensors.items() if name not in zeros}
+            weights = source_weights(used, self.config, self.states)
         if (adapter := self.adapter) is None:
             return weights
         ties = self.config is not None and self.config.others.get("tie_word_embeddings") is True
         document, place = adapter.documents[ADAPTER], adapter.folder.place(ADAPTER)
         return adapted_weights(weights, adapter.tensors, document, place, ties_head=ties)
-
-    @property
-    def _used(self) -> dict[str, SourceTensor]:
-        """The tensors without biases of zeros, which GPTQ's programs add to modules without one."""
-        zeros = {name for name, raw in self.states.items() if name.endswith(_BIAS) and not any(raw)}
-        return {name: one for name, one in self.tensors.items() if name not in zeros}
 
     @property
     def adapter_files(self) -> tuple[SourceFile, ...]:
@@ -203,10 +199,8 @@ def _floats(inventory: Inventory, name: str) -> list[float]:
             tensor=name,
             path=tensor.file.path,
         )
-    data = bytearray(tensor.nbytes)
-    with tensor.file.open() as reader:
-        reader.readinto(tensor.offset, memoryview(data))
-    return list(struct.unpack(f"<{len(data) // 4}f", data))
+    raw = _read_small(inventory.folder, [tensor])[name]
+    return list(struct.unpack(f"<{len(raw) // 4}f", raw))
 
 
 def _with_documents(inventory: Inventory, folder: Folder) -> Inventory:
@@ -226,7 +220,10 @@ def _with_documents(inventory: Inventory, folder: Folder) -> Inventory:
         kept=tuple(sorted([*kept, *indexes], key=lambda file: file.name)),
         left_out=(
             *inventory.left_out,
-            *(Omission(name, _REPLACED) for name in sorted({*inventory.documents, *kept_names})),
+            *(
+                Omission(name, "replaced by those of config")
+                for name in sorted({*inventory.documents, *kept_names})
+            ),
         ),
         config_folder=folder,
     )
@@ -456,7 +453,17 @@ _BIAS, _CODES = ".bias", ".qweight"
 
 def _read_states(folder: Folder, tensors: Mapping[str, SourceTensor]) -> dict[str, bytes]:
     """Return the bytes of small `STATED` tensors, and of biases of GPTQ's, by their names."""
+    biases = {f"{name.removesuffix(_CODES)}{_BIAS}" for name in tensors if name.endswith(_CODES)}
+    small = [
+        tensor
+        for name, tensor in tensors.items()
+        if (name.endswith(STATED) and 0 < tensor.nbytes <= _MAX_STATE)
+        or (name in biases and 0 < tensor.nbytes <= _MAX_BIAS)
+    ]
+    return _read_small(folder, small) if small else {}
 
+
+def _read_small(folder: Folder, tensors: list[SourceTensor]) -> dict[str, bytes]:
     def read(tensor: SourceTensor, cancellation: Cancellation) -> bytes:
         budget, file, data = folder.budget, tensor.file, bytearray(tensor.nbytes)
         budget.take_text(tensor.nbytes, tensor.name)
@@ -466,17 +473,8 @@ def _read_states(folder: Folder, tensors: Mapping[str, SourceTensor]) -> dict[st
         folder.fill(file.name, file.identity, tensor.offset, memoryview(data), cancellation)
         return bytes(data)
 
-    biases = {f"{name.removesuffix(_CODES)}{_BIAS}" for name in tensors if name.endswith(_CODES)}
-    small = [
-        tensor
-        for name, tensor in tensors.items()
-        if (name.endswith(STATED) and 0 < tensor.nbytes <= _MAX_STATE)
-        or (name in biases and 0 < tensor.nbytes <= _MAX_BIAS)
-    ]
-    if not small:
-        return {}
-    with run_in_pool(small, read, 2 * CONNECTIONS) as texts:
-        return {tensor.name: text for tensor, text in zip(small, texts, strict=True)}
+    with run_in_pool(tensors, read, 2 * CONNECTIONS) as texts:
+        return {tensor.name: text for tensor, text in zip(tensors, texts, strict=True)}
 
 
 def kind_of(weights: Iterable[SourceWeight]) -> str:

@@ -12,8 +12,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from blobstore.formats.checkpoint import SourceConfig
-from blobstore.formats.dtypes import DType
-from blobstore.formats.modules import Words
+from blobstore.formats.dtypes import DType, Words
 from blobstore.formats.safetensors.header import TensorEntry
 from blobstore.source import producers
 from blobstore.source.producers import Found, Producer
@@ -79,12 +78,13 @@ def read_packing(
     Raises: UnclearPackingError; DocumentError when config.json is read and is not valid.
     """
     match = Found(row, name, tensors, config)
+    _need(match.tensor.shape, "packed weights of rank 0")
     shape, packing, *form = _READERS[row](match)
     return match.weight_name, shape, packing, form[0] if form else row.name
 
 
 def _mlx(match: _Found) -> _Unpacked:
-    *lead, words = match.tensor.shape or (0,)
+    *lead, words = match.tensor.shape
     *scale_lead, groups = match.scale.shape or (0,)
     _need(lead == scale_lead and groups, "MLX's scales do not have the rows of their weights")
     module = match.mlx
@@ -112,8 +112,8 @@ def _nvfp4(match: _Found) -> _Unpacked:
 
 def _pairs(match: _Found, kind: str, size: int) -> _Shaped:
     """Return a weight of two 4-bit floats a byte, with one scale for ``size`` values of a row."""
-    shape, packing = _double(match.tensor.shape or (0,)), Packing(kind, 4, size)
-    *lead, last = shape
+    *lead, last = shape = _double(match.tensor.shape)
+    packing = Packing(kind, 4, size)
     fits = match.scale.shape == (*lead, last // size) and last % size == 0
     _need(fits, f"the scales do not have the groups of {packing}")
     return shape, packing
@@ -128,13 +128,11 @@ def _gpt_oss(match: _Found) -> _Unpacked:
 
 
 def _compressed_tensors(match: _Found) -> _Unpacked:
-    if match.tensor.dtype is DType.I32:
-        return _packed_words(match)
-    return _two_integers(match) if match.tensor.dtype is DType.I8 else _fp4(match)
+    readers = {DType.I32: _packed_words, DType.I8: _two_integers, DType.U8: _fp4}
+    return readers[match.tensor.dtype](match)
 
 
 def _fp4(match: _Found) -> _Shaped:
-    """Return a weight whose scales are exponents for 32 values, or E4M3 for 16."""
     return _pairs(match, *(("mxfp4", 32) if match.scale.dtype in _EXPONENTS else ("nvfp4", _TILE)))
 
 
@@ -143,7 +141,6 @@ def _two_integers(match: _Found) -> _Shaped:
 
 
 def _double(shape: tuple[int, ...]) -> tuple[int, ...]:
-    _need(shape, "packed weights of rank 0")
     return (*shape[:-1], shape[-1] * 2)
 
 
@@ -246,10 +243,6 @@ def _bitsandbytes(match: _Found) -> _Unpacked:
     return (count,), Packing(kind, 4, sizes[0] if len(sizes) == 1 else None)
 
 
-def _int8(match: _Found) -> _Unpacked:
-    return match.tensor.shape, Packing("int8", 8)
-
-
 def _exl2(match: _Found) -> _Unpacked:
     """Return a weight of several widths.
 
@@ -294,6 +287,6 @@ _READERS: Mapping[Producer, Callable[[_Found], _Unpacked]] = {
     producers.EXL3: _exl3,
     **dict.fromkeys(producers.BITSANDBYTES.values(), _bitsandbytes),
     **dict.fromkeys(producers.FP4_EXPERTS, _fp4_experts),
-    **dict.fromkeys(producers.PLAIN_BYTES, _int8),
+    **dict.fromkeys(producers.PLAIN_BYTES, lambda match: (match.tensor.shape, Packing("int8", 8))),
     **dict.fromkeys((*producers.BLOCK_FP8, *producers.SCALED_FP8), _fp8),
 }

@@ -37,7 +37,6 @@ integrations/; QuIP#, Cornell-RelaxML/quip-sharp lib/linear/quantized_linear.py.
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from types import MappingProxyType
 from typing import Any, Generic, TypeAlias, TypeVar
 
 from blobstore.formats.checkpoint import ModuleQuantization, SourceConfig
@@ -88,7 +87,6 @@ _FLOATS = frozenset(FLOATS)
 _DECODED_FP8 = frozenset(FP8)
 ANY_FP8 = _DECODED_FP8 | {DType.F8_E4M3FNUZ, DType.F8_E5M2FNUZ}
 _E4M3 = frozenset({DType.F8_E4M3})
-_E8M0 = frozenset({DType.F8_E8M0})
 _U8 = frozenset({DType.U8})
 _I8 = frozenset({DType.I8})
 _I32 = frozenset({DType.I32})
@@ -109,13 +107,11 @@ MLX = Producer(
     companions={".scales": ".scale", ".biases": ".bias"},
     optional=frozenset({".biases"}),
 )
-CHANGED_BY = MappingProxyType(
-    {
-        ".weight_zero_point": "its codes have zero points",
-        ".weight_g_idx": "its columns are permuted",
-        ".pre_quant_scale": "its inputs are scaled (AWQ)",
-    }
-)
+CHANGED_BY = {
+    ".weight_zero_point": "its codes have zero points",
+    ".weight_g_idx": "its columns are permuted",
+    ".pre_quant_scale": "its inputs are scaled (AWQ)",
+}
 """Suffixes of a module's tensors that change what its codes mean, unless its row names them.
 
 Sources: compressed-tensors 0.12.2 quantization/lifecycle/initialize.py; ModelOpt's NVFP4_AWQ, whose
@@ -249,7 +245,6 @@ def _uncounted_row(
     *others: str,
     optional: Iterable[str] = (),
 ) -> Producer:
-    """Return a row that is not imported: ``others`` must be present too."""
     companions = {scale: ".scale", **{suffix: suffix for suffix in (*others, *optional)}}
     return Producer(
         name,
@@ -364,11 +359,8 @@ class RefusedFormat:
     companion: str = ""
 
 
-_NO_INT8 = "8-bit integers with X.weight_scale are imported only from compressed-tensors"
-_NO_COMPRESSED_SCALE = "packed weights need X.weight_scale (F8_E4M3) and X.weight_global_scale"
 _NO_MODELOPT_SCALE = "packed weights need X.weight_scale (F8_E4M3) and X.weight_scale_2"
 _STACKED = "packed experts that are stacked, with {companion}, are not imported"
-_NO_FP8_SCALE = "an FP8 weight without a scale for each of its blocks (X.weight_scale_inv)"
 _FP8_SCALE = "its scale {companion} lacks the dtype or shape of FP8 block scales (BF16, F16 or F32)"
 _PARTS = (
     *(".weight_packed", ".weight_scale", ".weight_scale_inv", ".weight_scale_2", ".weight_shape"),
@@ -377,11 +369,22 @@ _PARTS = (
 )
 REFUSED_FORMATS = (
     RefusedFormat("", ANY_FP8 - _DECODED_FP8, "only F8_E4M3 and F8_E5M2 weights are decoded"),
-    *(RefusedFormat(suffix, _E8M0, "exponents are scales") for suffix in (".weight", ".scale")),
+    *(
+        RefusedFormat(suffix, frozenset({DType.F8_E8M0}), "exponents are scales")
+        for suffix in (".weight", ".scale")
+    ),
     RefusedFormat("", _DECODED_FP8, _FP8_SCALE, "_scale_inv"),
     RefusedFormat("", _DECODED_FP8, _FP8_SCALE, "_scale"),
-    RefusedFormat("", _DECODED_FP8, _NO_FP8_SCALE),
-    RefusedFormat(".weight_packed", _U8, _NO_COMPRESSED_SCALE),
+    RefusedFormat(
+        "",
+        _DECODED_FP8,
+        "an FP8 weight without a scale for each of its blocks (X.weight_scale_inv)",
+    ),
+    RefusedFormat(
+        ".weight_packed",
+        _U8,
+        "packed weights need X.weight_scale (F8_E4M3) and X.weight_global_scale",
+    ),
     RefusedFormat(".weight_packed", _INTEGERS, "packed integers need X.weight_scale, of floats"),
     RefusedFormat(".qweight", _INTEGERS, "AWQ and GPTQ weights need X.scales, of floats"),
     RefusedFormat("", _ANY, "bitsandbytes weights need X.quant_map and a quant state", ".absmax"),
@@ -410,7 +413,12 @@ REFUSED_FORMATS = (
     RefusedFormat("", _U8, _STACKED, "_weight_scale"),
     RefusedFormat("", _BYTES | _I32, _STACKED, "_scale"),
     RefusedFormat("_packed", _BYTES | _I32, _STACKED, "_scale"),
-    RefusedFormat(".weight", _I8, _NO_INT8, ".weight_scale"),
+    RefusedFormat(
+        ".weight",
+        _I8,
+        "8-bit integers with X.weight_scale are imported only from compressed-tensors",
+        ".weight_scale",
+    ),
     RefusedFormat(".SCB", _ANY, "scales of LLM.int8 are F32, beside X.weight (I8)"),
     RefusedFormat(".weight", _U32, "{companion} do not fit weights that MLX packed", ".scales"),
     RefusedFormat(".weight", _U32, "its scales are missing, but it has {companion}", ".biases"),
@@ -480,7 +488,6 @@ class Found(Generic[_T]):
 
     @property
     def weight_name(self) -> str:
-        """The weight's name in the model."""
         return self.name if self.row.weight in ("", ".weight") else f"{self.base}.weight"
 
     @property
@@ -504,12 +511,10 @@ class Found(Generic[_T]):
 
     @property
     def settings(self) -> Mapping[str, Any]:
-        """The settings in config.json's ``quantization_config``; empty if it is missing."""
         return self.config.quantization_config or {}
 
     @property
     def mlx(self) -> ModuleQuantization | None:
-        """MLX's settings of the weight; None if config.json has none."""
         settings = self.config.mlx_quantization
         return settings.of(self.base) if settings is not None else None
 

@@ -39,16 +39,12 @@ _GLOBALS = re.compile(
     r"|torch(\.storage)? \w+Storage|torch b?(float|int|uint|bool|complex)\w*",
     re.ASCII,
 )
-_BUFFER = 2**16
 _MAGIC = b"PK\x03\x04"
 # Encryption, patches, strong encryption: bits of a record's flags.
 _ENCRYPTED = 0x61
-_SAVE = "Load it with torch, and save its tensors: safetensors.torch.save_file(tensors, FILE)."
 
 
 class _File(io.RawIOBase):
-    """A reader as a file of Python's."""
-
     def __init__(self, reader: OpenReader) -> None:
         self._reader = reader
         self._at = 0
@@ -84,7 +80,7 @@ def torch_header(reader: OpenReader, budget: Budget) -> Header:
             f"{reader.name} needs torch", path=reader.name, hint=install_hint("torch")
         ) from error
     try:
-        file = io.BufferedReader(_File(reader), _BUFFER)
+        file = io.BufferedReader(_File(reader), 2**16)
         records = _checked_records(file, budget)
         file.seek(0)
         stored = torch.load(file, map_location="meta", weights_only=True)
@@ -152,4 +148,9 @@ def _entry(name: Any, value: Any, records: Sequence[zipfile.ZipInfo]) -> TensorE
 
 
 def _fault(reason: str, tensor: str | None = None) -> UnsupportedSourceError:
-    return UnsupportedSourceError(reason, tensor=tensor, hint=_SAVE)
+    return UnsupportedSourceError(
+        reason,
+        tensor=tensor,
+        hint="Load it with torch, and save its tensors: "
+        "safetensors.torch.save_file(tensors, FILE).",
+    )

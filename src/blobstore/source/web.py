@@ -1,7 +1,7 @@
 """Folders on web servers, read in ranges of their files; and the Hugging Face Hub.
 
 A web server lists nothing, so only known names are requested: those in an index, and those that
-checkpoints usually have (`LIKELY`).
+checkpoints usually have (`_LIKELY`).
 
 ``hf://`` addresses follow huggingface_hub's grammar (utils/_hf_uris.py at version 2.4.0):
 ``hf://[models/]ORG/NAME[@REVISION][/PATH]``, where a revision is one segment, its slashes as
@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import PurePosixPath
@@ -54,7 +54,8 @@ from blobstore.source.folders import (
 
 _T = TypeVar("_T")
 
-LIKELY = (
+# Names to request, because a server lists nothing: those that transformers@5.3 writes.
+_LIKELY = (
     "model.safetensors.index.json",
     "model.safetensors",
     "config.json",
@@ -73,7 +74,6 @@ LIKELY = (
     "processor_config.json",
     "video_preprocessor_config.json",
 )
-"""Names to request, because a server lists nothing: those that transformers@5.3 writes."""
 
 
 class WebFolder(Folder):
@@ -137,12 +137,11 @@ class WebFolder(Folder):
         return None
 
     def scan(self, prefix: str = "", most: int | None = None) -> list[Entry]:
-        """Return the `LIKELY` files that the server has; an empty list for a subfolder."""
         return [] if prefix else self._likely[:most]
 
     @cached_property
     def _likely(self) -> list[Entry]:
-        with self._remote.at_once([*map(self.url, LIKELY)], self._entry, self.budget) as entries:
+        with self._remote.at_once([*map(self.url, _LIKELY)], self._entry, self.budget) as entries:
             present = [entry for entry in entries if entry is not None]
         return sorted(present, key=lambda entry: entry.name)
 
@@ -229,7 +228,6 @@ class WebFolder(Folder):
         self._files[key].fill(begin, buffer, cancellation=cancellation)
 
     def as_file(self) -> WebFolder | None:
-        """Return the parent folder, with this one as its requested file; None for a host's root."""
         address = self.base_url.rstrip("/")
         if self.file is not None or not urlsplit(address).path:
             return None
@@ -251,14 +249,16 @@ _REVISION = re.compile(
     r"(?![/.-]|@$)(?!.*(?:[~^:?*\[\\]|//|\.\.|@\{|/\.|\.lock(?:/|$)))[!-~]{1,255}(?<![/.])",
     re.ASCII,
 )
-_REVISION_IN_ADDRESS = re.compile(
-    r"@(refs/(?:convert/[A-Za-z0-9_.-]+|pr/[0-9]+)|[^/]*)(?:/|$)", re.ASCII
+_REFERENCE = r"refs/(?:convert/[A-Za-z0-9_.-]+|pr/[0-9]+)"
+_PLAIN_REFERENCE = re.compile(_REFERENCE, re.ASCII)
+_IN_HUB = re.compile(
+    rf"(?:models/)?(?P<repository>[^/@]*(?:/[^/@]*)?)(?:@(?P<revision>{_REFERENCE}|[^/]*))?"
+    r"(?:/(?P<path>.*))?",
+    re.ASCII | re.DOTALL,
 )
-_PLAIN_REFERENCE = re.compile(r"refs/(?:convert/[A-Za-z0-9_.-]+|pr/[0-9]+)", re.ASCII)
 _GIT_NAME = re.compile(r"[0-9a-f]{40}", re.ASCII)
 _COMMIT = re.compile(r"[0-9a-f]{40,64}", re.ASCII)
 _OTHER_KINDS = ("datasets", "spaces", "kernels", "buckets")
-_PAGES = ("tree", "blob", "resolve", "raw")
 _MAX_ANSWER = 16 * 2**20
 # Pages of a listing, of 1,000 files each.
 _MAX_PAGES = 100
@@ -312,22 +312,15 @@ def parse_hub(text: str) -> HubTarget:
     Raises: UsageError if the address is not a model's, or breaks rule P1.
     """
     body = text[len(HUB_SCHEME) :]
-    first, _, rest = body.partition("/")
-    if first in _OTHER_KINDS:
+    if body.partition("/")[0] in _OTHER_KINDS:
         raise UsageError(f"{quoted(text)} is not a model of the Hub")
-    if first == "models":
-        body = rest
-    before, at, _ = body.partition("@")
-    if at and before.count("/") <= 1:
-        match = _REVISION_IN_ADDRESS.match(body, len(before))
-        if match is None or not match[1]:
-            raise UsageError(
-                f"{quoted(text)} has no revision after its @", hint="hf://ORG/NAME@REVISION/PATH"
-            )
-        revision, path = unquote(match[1]), body[match.end() :]
-        return HubTarget(before, revision, _path(path, text))
-    parts = body.split("/", 2)
-    return HubTarget("/".join(parts[:2]), MAIN, _path("/".join(parts[2:]), text))
+    match = _IN_HUB.fullmatch(body)
+    if match is None or match["revision"] == "":
+        raise UsageError(
+            f"{quoted(text)} has no revision after its @", hint="hf://ORG/NAME@REVISION/PATH"
+        )
+    revision = unquote(match["revision"] or MAIN)
+    return HubTarget(match["repository"], revision, _path(match["path"] or "", text))
 
 
 def parse_hub_page(url: str, endpoint: str = HUB) -> HubTarget | None:
@@ -351,9 +344,8 @@ def parse_hub_page(url: str, endpoint: str = HUB) -> HubTarget | None:
     repository = f"{owner}/{more[0]}"
     if len(more) == 1:
         return HubTarget(repository, MAIN, "")
-    if more[1] not in _PAGES or len(more) < 3:  # noqa: PLR2004
-        return None
-    return HubTarget(repository, more[2], _path("/".join(more[3:]), url))
+    is_page = more[1] in ("tree", "blob", "resolve", "raw") and more[2:]
+    return HubTarget(repository, more[2], _path("/".join(more[3:]), url)) if is_page else None
 
 
 def _path(path: str, text: str) -> str:
@@ -518,15 +510,13 @@ class HubFolder(WebFolder):
 
 def _query_of(address: str, place: str) -> str:
     """Return the query of a next page's address. Raises: RemoteError (rule R1)."""
-    try:
+    with suppress(ValueError):
         query = urlsplit(address).query
-    except ValueError:
-        query = ""
-    if not query.isascii() or not query.isprintable() or not query:
-        raise RemoteError(
-            f"{place}: the address of its next page is invalid (rule R1)", rule="R1", path=place
-        )
-    return query
+        if query and query.isascii() and query.isprintable():
+            return query
+    raise RemoteError(
+        f"{place}: the address of its next page is invalid (rule R1)", rule="R1", path=place
+    )
 
 
 def _files_of(raw: bytes, place: str) -> list[tuple[str, Found]]:

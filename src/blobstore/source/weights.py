@@ -19,22 +19,27 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
-from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 
 from blobstore import kernels
 from blobstore.errors import UnsupportedSourceError, UsageError, quoted
-from blobstore.formats.dtypes import DType
-from blobstore.formats.quant import Quantization, QuantType
+from blobstore.formats.dtypes import DType, Quantization, QuantType
 from blobstore.io.budget import Cancellation
 from blobstore.io.ranges import SourceReader
 from blobstore.kernels.arrays import Array, QuantizedArray, numpy_dtype
 from blobstore.kernels.scales import BlockRun, decoded_scales
-from blobstore.source.bands import Bands
-from blobstore.source.changes import FACTORS, WIDE, LowRank
-from blobstore.source.coding import Coding, CodingError, ReadRegion, Region
+from blobstore.source.coding import (
+    FACTORS,
+    WIDE,
+    Bands,
+    Coding,
+    CodingError,
+    LowRank,
+    ReadRegion,
+    Region,
+)
 from blobstore.source.folders import SourceFile, SourceTensor
 
 _EXPERT_MARKS = (".experts.", ".mlp.switch_mlp.", ".mlp.shared_experts.", ".mixer.shared_experts.")
@@ -48,9 +53,6 @@ class Form(enum.Enum):
     CODES = "codes"
     CODED = "coded"
     FP8 = "FP8"
-
-
-_NONE: Mapping[str, SourceTensor] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +77,7 @@ class SourceWeight:
     dtype: DType
     shape: tuple[int, ...]
     tensor: SourceTensor
-    companions: Mapping[str, SourceTensor] = field(default_factory=lambda: _NONE)
+    companions: Mapping[str, SourceTensor] = field(default_factory=dict)
     form: Form = Form.PLAIN
     producer: str = ""
     quantization: Quantization | None = None
@@ -106,7 +108,6 @@ class SourceWeight:
 
     @property
     def global_scale_shape(self) -> tuple[int, ...] | None:
-        """The shape of its global scale, which is one number; None if there is no global scale."""
         scale = self.companions.get(".global_scale")
         return None if scale is None else scale.shape
 
@@ -163,7 +164,6 @@ class SourceWeight:
 
     @property
     def by_columns(self) -> bool:
-        """True if the values of a row lie far apart, each beside those of the next rows."""
         is_turned = self.transposed and self.form is Form.PLAIN
         return is_turned if self.coding is None else self.coding.by_columns
 
@@ -355,19 +355,10 @@ class SourceReaders:
 
     @contextmanager
     def _coded(self, weight: SourceWeight, start: int) -> Iterator[ReadRegion]:
-        """Give what reads a coded weight's regions; errors of its coding get its name."""
-        self._check_stated(weight, start)
-        try:
-            yield partial(self._read_region, weight)
-        except CodingError as error:
-            raise UnsupportedSourceError(
-                f"{quoted(weight.tensor.name)} is {weight.producer}: {error}",
-                tensor=weight.tensor.name,
-                path=weight.file.path,
-            ) from None
+        """Give what reads a coded weight's regions; errors of its coding get its name.
 
-    def _check_stated(self, weight: SourceWeight, start: int) -> None:
-        """Raise UnsupportedSourceError if a weight's tensors state another shape or order."""
+        Raises: UnsupportedSourceError if a weight's tensors state another shape or order.
+        """
         for suffix in weight.stated if start == 0 else ():
             tensor = weight.companions[suffix]
             kind = numpy_dtype(tensor.dtype)
@@ -379,6 +370,14 @@ class SourceReaders:
                     tensor=weight.tensor.name,
                     path=tensor.file.path,
                 )
+        try:
+            yield partial(self._read_region, weight)
+        except CodingError as error:
+            raise UnsupportedSourceError(
+                f"{quoted(weight.tensor.name)} is {weight.producer}: {error}",
+                tensor=weight.tensor.name,
+                path=weight.file.path,
+            ) from None
 
     def _read_region(self, weight: SourceWeight, region: Region) -> Array:
         """Return bytes of one of the weight's tensors, U8 ``[lines, bytes]``."""
@@ -422,7 +421,6 @@ class SourceReaders:
         return self._read(tensor, start, self.scratch.array("stored", count, kind))
 
     def _read(self, tensor: SourceTensor, start: int, array: Array) -> Array:
-        """Fill the array with a tensor's elements from index ``start`` on, and return it."""
         self.readinto(tensor, start * array.itemsize, array.view(np.uint8).data)
         return array
 

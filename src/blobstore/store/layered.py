@@ -16,8 +16,8 @@ from typing import Any, TypeVar
 
 from blobstore.errors import BlobStoreError, NotFoundError, UsageError
 from blobstore.formats.documents import Descriptor, Manifest
+from blobstore.formats.oci import Signature
 from blobstore.formats.safetensors.header import Header
-from blobstore.formats.signatures import Signature
 from blobstore.io.budget import Budget
 from blobstore.io.ranges import OpenReader
 from blobstore.names import Digest, ModelName

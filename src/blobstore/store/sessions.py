@@ -27,7 +27,7 @@ from blobstore.errors import (
     UsageError,
 )
 from blobstore.formats.documents import MAX_DOCUMENT, Descriptor, Manifest
-from blobstore.formats.signatures import MAX_SIGNATURES, Signature
+from blobstore.formats.oci import MAX_SIGNATURES, Signature
 from blobstore.formats.strictjson import check_limit
 from blobstore.hashing import Bytes
 from blobstore.hashing.stage import HashStage

@@ -17,8 +17,7 @@ from typing import Any
 
 from blobstore.errors import CorruptDataError, UnsupportedSourceError, UsageError, quoted
 from blobstore.formats.checkpoint import QuantizationSettings
-from blobstore.formats.dtypes import DType, parameters_of
-from blobstore.formats.quant import Quantization, QuantType
+from blobstore.formats.dtypes import DType, Quantization, QuantType, parameters_of
 from blobstore.formats.safetensors.header import Header, TensorEntry
 
 Settings = Callable[[], QuantizationSettings | None]

@@ -15,8 +15,7 @@ from blobstore.errors import (
     UnsupportedSourceError,
 )
 from blobstore.formats.checkpoint import CONFIG_NAME, parse_config, settings_of
-from blobstore.formats.documents import Descriptor, Manifest, ModelConfig
-from blobstore.formats.provenance import OWN_DOCUMENT, Provenance
+from blobstore.formats.documents import OWN_DOCUMENT, Descriptor, Manifest, ModelConfig, Provenance
 from blobstore.formats.safetensors.header import Header, ScannedFiles, TensorEntry, header_of
 from blobstore.io.budget import Budget
 from blobstore.io.ranges import FileReader, Identity, OpenReader, digests_of

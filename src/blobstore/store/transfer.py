@@ -24,7 +24,7 @@ from blobstore.errors import (
     UsageError,
 )
 from blobstore.formats.documents import Manifest
-from blobstore.formats.signatures import Signature
+from blobstore.formats.oci import Signature
 from blobstore.io.workers import Progress, threads
 from blobstore.names import Digest, ModelName
 from blobstore.store.places import StorePlace, opened_store

@@ -21,7 +21,7 @@ from blobstore.errors import (
     UsageError,
 )
 from blobstore.formats.documents import Manifest
-from blobstore.formats.signatures import Signature
+from blobstore.formats.oci import Signature
 from blobstore.io.ranges import BytesReader
 from blobstore.names import Digest, ModelName
 from blobstore.store.care.prune import prune

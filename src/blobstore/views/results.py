@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated
 
-from blobstore.formats.documents import TENSOR_MEDIA_TYPE, Manifest
-from blobstore.formats.provenance import Coverage
+from blobstore.formats.documents import TENSOR_MEDIA_TYPE, Coverage, Manifest
 from blobstore.inspection.listing import ModelDetails
 from blobstore.names import Digest, ModelName
 from blobstore.store.ports import Removal

@@ -40,8 +40,12 @@ from blobstore.errors import (
 )
 from blobstore.formats import strictjson
 from blobstore.formats.documents import MANIFEST_MEDIA_TYPE, Descriptor, Manifest
-from blobstore.formats.oci import OCI_MANIFEST_MEDIA_TYPE, under_oci
-from blobstore.formats.signatures import SignatureManifest, is_tag_of_signatures
+from blobstore.formats.oci import (
+    OCI_MANIFEST_MEDIA_TYPE,
+    SignatureManifest,
+    is_tag_of_signatures,
+    under_oci,
+)
 from blobstore.io.ranges import BytesReader, OpenReader
 from blobstore.names import Digest, ModelName
 from blobstore.store.ports import Readable, all_names

@@ -16,7 +16,7 @@ from typing import Any
 
 from blobstore._version import __version__
 from blobstore.errors import BlobStoreError, UnsupportedSourceError, UsageError
-from blobstore.formats.quant import QuantType
+from blobstore.formats.dtypes import QuantType
 from blobstore.importer.options import ImportOptions
 from blobstore.importer.outputs import ImportPlan
 from blobstore.importer.plan import make_plan

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from blobstore import errors
-from blobstore.formats.signatures import (
+from blobstore.formats.oci import (
     MAX_ANNOTATIONS,
-    MAX_FILE,
     MAX_PAYLOAD,
+    MAX_SIGNATURE_FILE,
     MAX_SIGNATURES,
     SIGNATURE_KEY,
     DockerReference,
@@ -103,7 +103,10 @@ def test_a_signature_in_a_file() -> None:
 def test_files_that_are_refused() -> None:
     changes: list[dict[str, Any]] = [{"mediaType": "application/json"}, {"digest": str(DIGEST)}]
     changes += [{"size": 2}, {"data": "!"}, {"annotations": {"a": 1}}]
-    changes += [{"annotations": {"a": "x" * MAX_ANNOTATIONS}}, {"padding": "x" * MAX_FILE}]
+    changes += [
+        {"annotations": {"a": "x" * MAX_ANNOTATIONS}},
+        {"padding": "x" * MAX_SIGNATURE_FILE},
+    ]
     for change in changes:
         raw = json.dumps({**json.loads(ONE.encode()), **change}).encode()
         with pytest.raises(errors.BlobStoreError):

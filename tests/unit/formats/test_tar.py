@@ -9,8 +9,8 @@ import pytest
 import zstandard
 
 from blobstore.errors import CorruptDataError, LimitExceededError
-from blobstore.formats import tar
-from blobstore.formats.seekable import encode_table, seek_table, stored_frame
+from blobstore.formats import archives
+from blobstore.formats.archives import encode_table, seek_table, stored_frame
 from blobstore.io.ranges import BytesReader
 
 WHAT = "a.tar"
@@ -28,8 +28,8 @@ WHAT = "a.tar"
 )
 def test_what_is_written_tarfile_reads_and_so_do_we(path: str, size: int, blocks: int) -> None:
     is_file = not path.endswith("/")
-    header = tar.member_header(path, size)
-    assert len(header) == blocks * tar.BLOCK
+    header = archives.member_header(path, size)
+    assert len(header) == blocks * archives.BLOCK
     with tarfile.open(fileobj=io.BytesIO(header)) as archive:
         info = archive.next()
     assert info is not None
@@ -42,19 +42,19 @@ def read(blocks: bytes) -> tuple[str | None, int]:
     says: dict[str, str] = {}
     at = 0
     while (
-        header := tar.parse_block(blocks[at : at + tar.BLOCK], WHAT)
+        header := archives.parse_block(blocks[at : at + archives.BLOCK], WHAT)
     ) is not None and header.extends:
-        data = blocks[at + tar.BLOCK : at + tar.BLOCK + header.size]
-        says |= tar.parse_extension(header, data, WHAT)
-        at += tar.BLOCK + tar.in_blocks(header.size)
+        data = blocks[at + archives.BLOCK : at + archives.BLOCK + header.size]
+        says |= archives.parse_extension(header, data, WHAT)
+        at += archives.BLOCK + archives.in_blocks(header.size)
     assert header is not None
-    header = tar.with_extensions(header, says, WHAT)
-    return tar.path_of(header, WHAT), header.size
+    header = archives.with_extensions(header, says, WHAT)
+    return archives.path_of(header, WHAT), header.size
 
 
 def test_the_end_is_two_blocks_of_zeros() -> None:
-    assert bytes(1024) == tar.END
-    assert tar.parse_block(bytes(tar.BLOCK), WHAT) is None
+    assert bytes(1024) == archives.END
+    assert archives.parse_block(bytes(archives.BLOCK), WHAT) is None
 
 
 @pytest.mark.parametrize("form", [tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])
@@ -70,14 +70,14 @@ def test_paths_and_sizes_of_all_forms(form: Literal[0, 1, 2]) -> None:
 def test_paths_that_lead_elsewhere() -> None:
     for name in ("/etc/passwd", "../x", "a//b", "a\\b", "", "a:b"):
         with pytest.raises(CorruptDataError, match="A1"):
-            tar.path_of(tar.TarHeader(b"0", name, 0), WHAT)
+            archives.path_of(archives.TarHeader(b"0", name, 0), WHAT)
 
 
 def test_links_devices_and_the_like() -> None:
     kinds = [(kind, "some/file", 0) for kind in (b"1", b"2", b"3", b"7", b"S", b"K", b"?")]
     for kind, name, size in (*kinds, (b"5", "folder-with-contents/", 1)):
         with pytest.raises(CorruptDataError):
-            tar.path_of(tar.TarHeader(kind, name, size), WHAT)
+            archives.path_of(archives.TarHeader(kind, name, size), WHAT)
 
 
 RECORDS = [b"22 GNU.sparse.major=1\n", b"11 path=a\n", b"0 path=a\n", b"99999999999 path=a\n"]
@@ -86,28 +86,34 @@ RECORDS += [b"11 size=-1\n\n", b"10 size=x\n", b"9 path=\xff\n"]
 RECORDS += [b"8 path=\n"]
 
 
-MEMBER = tar.TarHeader(b"0", "a", 0)
+MEMBER = archives.TarHeader(b"0", "a", 0)
 
 
 def test_pax_records_that_are_refused() -> None:
     for records in RECORDS:
-        first = tar.TarHeader(b"x", "", len(records))
+        first = archives.TarHeader(b"x", "", len(records))
         with pytest.raises(CorruptDataError, match="A1"):
-            tar.path_of(
-                tar.with_extensions(MEMBER, tar.parse_extension(first, records, WHAT), WHAT), WHAT
+            archives.path_of(
+                archives.with_extensions(
+                    MEMBER, archives.parse_extension(first, records, WHAT), WHAT
+                ),
+                WHAT,
             )
     with pytest.raises(CorruptDataError, match="global PAX header"):
-        tar.parse_extension(tar.TarHeader(b"g", "", 9), b"9 path=a\n", WHAT)
+        archives.parse_extension(archives.TarHeader(b"g", "", 9), b"9 path=a\n", WHAT)
     for kind in (b"g", b"x"):
-        assert tar.parse_extension(tar.TarHeader(kind, "", 13), b"13 comment=a\n", WHAT) == {}
+        assert (
+            archives.parse_extension(archives.TarHeader(kind, "", 13), b"13 comment=a\n", WHAT)
+            == {}
+        )
 
 
 def test_every_byte_of_a_header_is_checked() -> None:
-    block = bytearray(tar.member_header("path", 5))
-    for at in range(tar.BLOCK):
+    block = bytearray(archives.member_header("path", 5))
+    for at in range(archives.BLOCK):
         block[at] ^= 1
         with pytest.raises(CorruptDataError):
-            tar.parse_block(bytes(block), WHAT)
+            archives.parse_block(bytes(block), WHAT)
         block[at] ^= 1
 
 
@@ -120,7 +126,7 @@ def test_sums_of_signed_bytes_are_accepted() -> None:
 
 def test_sizes_beyond_any_blob() -> None:
     with pytest.raises(LimitExceededError):
-        read(tar.member_header("some/file", 2**50))
+        read(archives.member_header("some/file", 2**50))
 
 
 FRAMES = [(10, 100), (20, 0), (5, 2**30)]

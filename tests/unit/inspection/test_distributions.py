@@ -9,7 +9,7 @@ from support.checkpoints import raw_safetensors, safetensors_bytes, small_tensor
 
 import blobstore
 from blobstore.errors import UnsupportedSourceError, UsageError
-from blobstore.formats.quant import QuantType
+from blobstore.formats.dtypes import QuantType
 from blobstore.inspection.quality import distribution_of, source_values, sources_of
 from blobstore.kernels.arrays import QuantizedArray
 from blobstore.model.loader import Model, open_model

@@ -15,7 +15,7 @@ from support.weights import BF16, DTYPES, F32, KERNELS, assert_same_parts, rando
 
 import blobstore
 from blobstore import QuantizedArray, errors
-from blobstore.formats.quant import Quantization, QuantType
+from blobstore.formats.dtypes import Quantization, QuantType
 
 Array = np.ndarray[Any, Any]
 

@@ -9,7 +9,7 @@ import pytest
 from support.weights import BF16, DTYPES, EVERY, F16, F32, KERNELS, TWIN, random_weights
 
 from blobstore import kernels
-from blobstore.formats.quant import Quantization, QuantType
+from blobstore.formats.dtypes import Quantization, QuantType
 from blobstore.kernels.arrays import QuantizedArray
 
 Array = np.ndarray[Any, Any]

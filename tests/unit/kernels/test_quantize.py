@@ -26,7 +26,7 @@ from support.weights import (
 
 from blobstore import kernels
 from blobstore.errors import UsageError
-from blobstore.formats.quant import Quantization, QuantType
+from blobstore.formats.dtypes import Quantization, QuantType
 from blobstore.kernels.arrays import QuantizedArray, map_parts
 
 Array = np.ndarray[Any, Any]

@@ -7,7 +7,7 @@ import pytest
 from support.weights import BF16, DTYPES, F32, KERNELS
 
 from blobstore import kernels
-from blobstore.formats.quant import Quantization, QuantType
+from blobstore.formats.dtypes import Quantization, QuantType
 from blobstore.kernels.arrays import QuantizedArray
 
 Array = np.ndarray[Any, Any]

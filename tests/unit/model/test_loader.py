@@ -30,8 +30,7 @@ from blobstore.errors import (
     UnsupportedSourceError,
     UsageError,
 )
-from blobstore.formats.dtypes import DType
-from blobstore.formats.quant import QuantType
+from blobstore.formats.dtypes import DType, QuantType
 from blobstore.model.loader import Model
 from blobstore.store.local.store import Store, open_store
 

@@ -8,7 +8,7 @@ import pytest
 from support import PYCODE, PYCODE_MOE
 
 from blobstore.errors import UnsupportedSourceError
-from blobstore.formats.quant import Quantization, QuantType
+from blobstore.formats.dtypes import Quantization, QuantType
 from blobstore.formats.safetensors.header import header_of
 from blobstore.io.ranges import FileReader
 from blobstore.model.facts import TensorFacts

@@ -10,7 +10,7 @@ from hypothesis import given, strategies as st
 from mlx import core as mx
 
 from blobstore import kernels
-from blobstore.formats.quant import Quantization, QuantType
+from blobstore.formats.dtypes import Quantization, QuantType
 from blobstore.kernels.arrays import QuantizedArray
 from blobstore.model.sanitize import (
     Computed,

@@ -4,8 +4,7 @@ import json
 from dataclasses import replace
 from typing import Any
 
-from blobstore.formats.dtypes import DType
-from blobstore.formats.quant import Quantization, QuantType
+from blobstore.formats.dtypes import DType, Quantization, QuantType
 from blobstore.model import on_mlx_lm as mlx_lm, on_ollama as ollama
 from blobstore.model.facts import ModelFacts, Runs, TensorFacts, Verdict
 

@@ -11,8 +11,7 @@ from hypothesis import given, strategies as st
 from support import ROOT
 from support.plotted import HOSTILE, SPECIFICATIONS, layer_errors
 
-from blobstore.formats.dtypes import DType
-from blobstore.formats.quant import QuantType
+from blobstore.formats.dtypes import DType, QuantType
 from blobstore.plots import charts
 from blobstore.plots.specification import COLOURS, family_of_type
 from blobstore.plots.treemap import module_and_part, rectangles, treemap

@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 from blobstore.errors import ShortReadError
-from blobstore.source.bands import Bands
-from blobstore.source.coding import Region
+from blobstore.source.coding import Bands, Region
 from blobstore.source.folders import SourceTensor
 
 Array = np.ndarray[Any, Any]

@@ -90,11 +90,11 @@ def test_a_variant_may_hold_what_the_index_names(tmp_path: Path) -> None:
     [
         ("model-00002-of-00002.safetensors", "model-00001-of-00002.safetensors"),
         ("model.fp16-00001-of-00002.safetensors", "model.fp16-00002-of-00002.safetensors"),
-        ("model-000001-of-999999.safetensors", "model-000002-of-999999.safetensors"),
+        ("model-000001-of-010000.safetensors", "model-000002-of-010000.safetensors"),
     ],
 )
 def test_a_missing_shard_is_named(tmp_path: Path, name: str, missing: str) -> None:
-    """The shards' own names say how many there must be; a claimed million costs nothing."""
+    """The shards' own names say how many there must be; a claim costs nothing."""
     with pytest.raises(NotFoundError, match=missing):
         read_inventory(write(tmp_path / "m", name))
 

@@ -10,8 +10,7 @@ from support.web_client import Reply, ask
 import blobstore
 from blobstore.errors import CorruptDataError
 from blobstore.formats.documents import CONFIG_MEDIA_TYPE, MANIFEST_MEDIA_TYPE, Descriptor, Manifest
-from blobstore.formats.oci import OCI_MANIFEST_MEDIA_TYPE
-from blobstore.formats.signatures import Signature, tag_of
+from blobstore.formats.oci import OCI_MANIFEST_MEDIA_TYPE, Signature, tag_of
 from blobstore.names import Digest, ModelName
 from blobstore.store.local.store import Store, pack
 from blobstore.store.memory import MemoryStore

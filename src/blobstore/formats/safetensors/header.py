@@ -187,10 +187,7 @@ def encode_header(
             "F4", "a name or the metadata contain half of a surrogate pair, which can't be written"
         ) from None
     length = len(text) + -(PREFIX.size + len(text)) % align
-    if length > MAX_HEADER:
-        raise LimitExceededError(
-            f"limit exceeded: a header of {len(text):,} bytes, at most {MAX_HEADER:,}"
-        )
+    strictjson.check_limit("the header", length, "bytes", MAX_HEADER)
     return PREFIX.pack(length) + text.ljust(length)
 
 
@@ -267,7 +264,13 @@ def _entry(name: str, value: Any) -> TensorEntry:
     if not isinstance(value, dict) or not value.keys() >= _ENTRY_FIELDS:
         raise invalid("F10", "the entry is not an object with dtype, shape and data_offsets", name)
     if len(value) > len(_ENTRY_FIELDS):
-        _check_unknown_fields(value, name)
+        try:
+            strictjson.check_depth(value, strictjson.MAX_DEPTH - 1)
+            strictjson.check_numbers(value)
+        except StrictJsonError as error:
+            raise LimitExceededError(
+                f"limit exceeded: a field is {error}", rule="F10", tensor=name
+            ) from None
     dtype_name = value["dtype"]
     dtype = DTYPE_BY_NAME.get(dtype_name) if isinstance(dtype_name, str) else None
     if dtype is None:
@@ -286,19 +289,6 @@ def _entry(name: str, value: Any) -> TensorEntry:
     entry = TensorEntry(dtype, tuple(shape), begin, end)
     check_size(name, entry)
     return entry
-
-
-def _check_unknown_fields(value: dict[str, Any], name: str) -> None:
-    try:
-        strictjson.check_depth(value, strictjson.MAX_DEPTH - 1)
-        strictjson.check_numbers(value)
-    except StrictJsonError as error:
-        raise LimitExceededError(
-            f"limit exceeded: a field is {error}", rule="F10", tensor=name
-        ) from None
-
-
-_GIT_LFS = b"version "
 
 
 def header_of(
@@ -345,7 +335,7 @@ def _header_text(reader: OpenReader, budget: Budget | None, first_nbytes: int) -
     head = reader.read(0, PREFIX.size if size == UNKNOWN_SIZE else min(size, first_nbytes))
     (length,) = PREFIX.unpack_from(head)
     if length > MAX_HEADER:
-        is_pointer = head.startswith(_GIT_LFS)
+        is_pointer = head.startswith(b"version ")
         what = "a git-lfs pointer, not the file itself" if is_pointer else "not a safetensors file"
         raise invalid(
             "F2", f"{what}: its header would have {length:,} bytes, at most {MAX_HEADER:,}"

@@ -32,6 +32,20 @@ from blobstore.errors import (
     UsageError,
     from_os_error,
 )
+from blobstore.formats.archives import (
+    BLOCK,
+    FRAME_MAGIC,
+    MAX_EXTENSION,
+    Member,
+    TarHeader,
+    false_table,
+    in_blocks,
+    parse_block,
+    parse_extension,
+    path_of,
+    seek_table,
+    with_extensions,
+)
 from blobstore.formats.documents import Descriptor
 from blobstore.formats.oci import (
     INDEX_PATH,
@@ -41,19 +55,7 @@ from blobstore.formats.oci import (
     check_layout,
     parse_index,
 )
-from blobstore.formats.seekable import FRAME_MAGIC, false_table, seek_table
 from blobstore.formats.strictjson import check_limit
-from blobstore.formats.tar import (
-    BLOCK,
-    MAX_EXTENSION,
-    Member,
-    TarHeader,
-    in_blocks,
-    parse_block,
-    parse_extension,
-    path_of,
-    with_extensions,
-)
 from blobstore.io.durable import os_errors
 from blobstore.io.ranges import Closing, FileReader, OpenReader
 from blobstore.names import Digest, ModelName

@@ -28,6 +28,7 @@ from typing import Any, BinaryIO
 
 from blobstore import hashing
 from blobstore.errors import BusyError, StorageError, UsageError
+from blobstore.formats.archives import END, encode_table, in_blocks, member_header, stored_frame
 from blobstore.formats.documents import Descriptor, Manifest
 from blobstore.formats.oci import (
     INDEX_PATH,
@@ -36,8 +37,6 @@ from blobstore.formats.oci import (
     blob_path,
     encode_index,
 )
-from blobstore.formats.seekable import encode_table, stored_frame
-from blobstore.formats.tar import END, in_blocks, member_header
 from blobstore.hashing import Bytes
 from blobstore.io.durable import FILE_MODE, os_errors, sync, sync_folder
 from blobstore.io.ranges import BytesReader, OpenReader, close_quietly

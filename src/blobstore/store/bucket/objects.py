@@ -32,7 +32,7 @@ from blobstore.errors import (
     UsageError,
 )
 from blobstore.formats.documents import MAX_MANIFEST, Descriptor
-from blobstore.formats.signatures import MAX_FILE
+from blobstore.formats.oci import MAX_SIGNATURE_FILE
 from blobstore.io.durable import list_folder, make_folder, os_errors, replace_file
 from blobstore.io.objects import Bucket, ObjectReader, ObjectState, ObjectVersion
 from blobstore.io.ranges import FileReader, OpenReader
@@ -238,7 +238,7 @@ class BucketSignatures(KeptSignatures):
 
     def _raw(self, digest: Digest, key: str) -> tuple[bytes, str]:
         place = f"{SIGNATURES}{digest.hex}/{key}"
-        return self._bucket.get(place, limit=MAX_FILE)[0], self._bucket.place(place)
+        return self._bucket.get(place, limit=MAX_SIGNATURE_FILE)[0], self._bucket.place(place)
 
     def _write(self, digest: Digest, new: Mapping[str, bytes]) -> int:
         def put(key: str) -> bool:

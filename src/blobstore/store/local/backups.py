@@ -35,7 +35,7 @@ from pathlib import Path
 
 from blobstore.errors import BlobStoreError
 from blobstore.formats.documents import MAX_MANIFEST
-from blobstore.formats.signatures import MAX_FILE, Signature
+from blobstore.formats.oci import MAX_SIGNATURE_FILE, Signature
 from blobstore.io.copying import remove_tree
 from blobstore.io.durable import (
     check_one_mount,
@@ -304,7 +304,7 @@ class SignatureFolder(KeptSignatures):
 
     def _raw(self, digest: Digest, key: str) -> tuple[bytes, str]:
         path = self._folder / digest.hex / key
-        return read_own(path, MAX_FILE), str(path)
+        return read_own(path, MAX_SIGNATURE_FILE), str(path)
 
     def _write(self, digest: Digest, new: Mapping[str, bytes]) -> int:
         place = self._folder / digest.hex

@@ -23,10 +23,10 @@ from blobstore.errors import (
     CorruptDataError,
     LimitExceededError,
 )
+from blobstore.formats.archives import SeekTable, encode_table, seek_table
 from blobstore.formats.documents import TENSOR_MEDIA_TYPE, Descriptor
 from blobstore.formats.dtypes import DType
 from blobstore.formats.safetensors.header import header_of
-from blobstore.formats.seekable import SeekTable, encode_table, seek_table
 from blobstore.io.durable import create_file, os_errors, sync, write_all_at
 from blobstore.io.ranges import FileReader, OpenReader, close_quietly
 from blobstore.names import Digest

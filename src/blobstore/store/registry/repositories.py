@@ -40,8 +40,8 @@ from blobstore.errors import (
     UsageError,
 )
 from blobstore.formats.documents import MANIFEST_MEDIA_TYPE, Descriptor, Manifest
-from blobstore.formats.oci import OCI_MANIFEST_MEDIA_TYPE
-from blobstore.formats.signatures import (
+from blobstore.formats.oci import (
+    OCI_MANIFEST_MEDIA_TYPE,
     Signature,
     SignatureManifest,
     is_tag_of_signatures,

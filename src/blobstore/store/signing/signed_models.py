@@ -35,7 +35,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from blobstore.errors import BlobStoreError, DocumentError, SignatureError, UsageError, quoted
-from blobstore.formats.signatures import DockerReference, Payload, Signature
+from blobstore.formats.oci import DockerReference, Payload, Signature
 from blobstore.formats.strictjson import InvalidError, parse_object
 from blobstore.io.durable import read_own
 from blobstore.names import Digest, ModelName

@@ -8,7 +8,7 @@ from support.checkpoints import LLAMA_CONFIG, normal, write_checkpoint
 from support.exports import mixture_tensors
 
 import blobstore
-from blobstore.formats.provenance import MTP_HEADS, Coverage, Tally
+from blobstore.formats.documents import MTP_HEADS, Coverage, Tally
 
 STACKED = "experts that were stacked"
 

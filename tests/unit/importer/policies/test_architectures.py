@@ -11,7 +11,7 @@ import pytest
 
 from blobstore.errors import DocumentError
 from blobstore.formats.checkpoint import SourceConfig
-from blobstore.formats.quant import QuantType
+from blobstore.formats.dtypes import QuantType
 from blobstore.importer.options import ImportOptions
 from blobstore.importer.policy import Policy, policy_for
 

@@ -7,7 +7,7 @@ import pytest
 from support import QUANT_TYPES
 
 from blobstore.formats.checkpoint import SourceConfig
-from blobstore.formats.quant import QuantType
+from blobstore.formats.dtypes import QuantType
 from blobstore.importer.options import ImportOptions
 from blobstore.importer.policy import Policy, policy_for
 

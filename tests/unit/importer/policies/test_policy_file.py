@@ -12,7 +12,7 @@ from support.checkpoints import write_checkpoint
 from support.inventories import types_of
 
 from blobstore import errors
-from blobstore.formats.quant import QuantType
+from blobstore.formats.dtypes import QuantType
 from blobstore.importer.options import ImportOptions
 from blobstore.importer.rules import PolicyFile, Rule
 from blobstore.importer.run import plan_import

@@ -11,8 +11,7 @@ from support.inventories import expert_tensors, plan_of, source_tensor, types_of
 
 import blobstore
 from blobstore.errors import LimitExceededError, UsageError
-from blobstore.formats.dtypes import DType
-from blobstore.formats.quant import QuantType
+from blobstore.formats.dtypes import DType, QuantType
 from blobstore.importer.options import ImportOptions
 from blobstore.importer.rules import MAX_PATTERNS, Rule, RuleBook, escape_name
 from blobstore.source.folders import SourceTensor

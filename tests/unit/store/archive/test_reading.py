@@ -21,9 +21,8 @@ from unit.store.archive.archives import Files, files_of, index_of, tar_of
 
 import blobstore
 from blobstore import errors
+from blobstore.formats.archives import BLOCK, encode_table, member_header
 from blobstore.formats.oci import blob_path
-from blobstore.formats.seekable import encode_table
-from blobstore.formats.tar import BLOCK, member_header
 from blobstore.names import Digest, ModelName
 from blobstore.store.archive.archive import open_archive
 from blobstore.store.archive.saving import save_models

@@ -9,7 +9,7 @@ import pytest
 from support.buckets import HookedBucket, keys_of, memory_store, same
 
 from blobstore.errors import BlobStoreError, BusyError, NotFoundError, StorageError
-from blobstore.formats.signatures import Signature
+from blobstore.formats.oci import Signature
 from blobstore.formats.strictjson import encode
 from blobstore.io.objects import Bucket
 from blobstore.names import Digest

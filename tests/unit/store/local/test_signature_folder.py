@@ -8,7 +8,7 @@ import pytest
 from support.stores import commit_model, manifest_path
 
 from blobstore.errors import CorruptDataError, StorageError
-from blobstore.formats.signatures import Signature
+from blobstore.formats.oci import Signature
 from blobstore.names import Digest, ModelName
 from blobstore.store.care.prune import DAY_S, prune
 from blobstore.store.local.store import Store

@@ -9,7 +9,7 @@ from support.servers import Asked, reply, server
 from support.small_registry import SmallRegistry
 
 from blobstore.errors import BlobStoreError, ConflictError, SignatureError
-from blobstore.formats.signatures import MAX_PAYLOAD, Signature, SignatureManifest, tag_of
+from blobstore.formats.oci import MAX_PAYLOAD, Signature, SignatureManifest, tag_of
 from blobstore.io.http.client import HttpClient
 from blobstore.names import Digest, ModelName
 from blobstore.store.memory import MemoryStore

@@ -16,7 +16,7 @@ from support.registries import cannot_run, registry
 
 from blobstore.errors import SignatureError
 from blobstore.formats.documents import Manifest
-from blobstore.formats.signatures import DockerReference, Payload
+from blobstore.formats.oci import DockerReference, Payload
 from blobstore.io.http.client import HttpClient
 from blobstore.names import Digest, ModelName
 from blobstore.store.memory import MemoryStore

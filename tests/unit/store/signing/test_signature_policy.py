@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from blobstore.errors import DocumentError, LimitExceededError, MissingFileError, SignatureError
-from blobstore.formats.signatures import DockerReference, Payload, Signature
+from blobstore.formats.oci import DockerReference, Payload, Signature
 from blobstore.names import Digest, ModelName
 from blobstore.store.signing.key_pairs import PrivateKey
 from blobstore.store.signing.signed_models import MAX_POLICY, SignaturePolicy

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from blobstore.errors import RemoteError, SignatureError, UsageError
-from blobstore.formats.signatures import DockerReference, Signature
+from blobstore.formats.oci import DockerReference, Signature
 from blobstore.names import Digest, ModelName
 from blobstore.store.layered import LayeredStore
 from blobstore.store.local.store import Store
