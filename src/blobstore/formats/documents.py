@@ -145,6 +145,7 @@ class Manifest(Document):
 
     @property
     def digest(self) -> Digest:
+        """The model's ID: the sha256 of `raw`."""
         return Digest.of(self.raw)
 
     @property
