@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 from uuid import uuid4
 
-from blobstore.errors import BlobStoreError, RemoteError, UsageError, install_hint
+from blobstore.errors import BlobStoreError, RemoteError, UsageError, needs
 from blobstore.formats.documents import Descriptor
 from blobstore.importer.arguments import ImportArguments
 from blobstore.importer.outputs import ImportPlan
@@ -182,10 +182,8 @@ def connect(address: str) -> Iterator[Client]:
 
     Raises: UsageError without the extra ``dask``; RemoteError if the scheduler can't be reached.
     """
-    try:
+    with needs("dask", "Dask is not installed"):
         from distributed import Client
-    except ImportError as error:
-        raise UsageError("Dask is not installed", hint=install_hint("dask")) from error
     place = address.removeprefix("dask://")
     try:
         client = Client(

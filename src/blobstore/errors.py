@@ -11,6 +11,8 @@ caller has to parse a message:
 ``hint``    one sentence: what to do about it
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import KW_ONLY, dataclass
 from functools import partial
 from typing import Any, Self
@@ -104,12 +106,11 @@ class TensorNotFoundError(NotFoundError, KeyError):
     """A model has no tensor of that name. A KeyError too, because a model is a mapping."""
 
 
+@dataclass(eq=False, repr=False, kw_only=True)
 class UnfinishedPlanError(NotFoundError):
     """Tasks of a plan are not done, or the store lost their blobs; ``tasks`` are their numbers."""
 
-    def __init__(self, message: str, *, tasks: tuple[int, ...] = (), **fields: Any) -> None:
-        super().__init__(message, **fields)
-        self.tasks = tasks
+    tasks: tuple[int, ...] = ()
 
 
 class InvalidIndexError(UsageError, IndexError):
@@ -176,6 +177,7 @@ class ConflictError(BlobStoreError):
     """The manifest of a name is not the expected one: another process has changed it."""
 
 
+@dataclass(eq=False, repr=False, kw_only=True)
 class RemoteError(BlobStoreError):
     """A server can't be reached, refuses, or sends an invalid reply.
 
@@ -184,19 +186,9 @@ class RemoteError(BlobStoreError):
     often as the caller's retry policy allows. ``retry_after_s``: how long the server asks to wait.
     """
 
-    def __init__(
-        self,
-        message: str,
-        *,
-        status: int | None = None,
-        temporary: bool = False,
-        retry_after_s: float = 0,
-        **fields: Any,
-    ) -> None:
-        super().__init__(message, **fields)
-        self.status = status
-        self.temporary = temporary
-        self.retry_after_s = retry_after_s
+    status: int | None = None
+    temporary: bool = False
+    retry_after_s: float = 0
 
 
 class AuthenticationError(RemoteError):
@@ -224,6 +216,15 @@ def from_os_error(error: OSError | BlobStoreError, operation: str, path: object)
     kinds = {FileNotFoundError: MissingFileError, PermissionError: AccessError}
     kind = kinds.get(type(error), StorageError)
     return kind(f"can't {operation} {path}: {reason}", path=str(path), errno=error.errno)
+
+
+@contextmanager
+def needs(extra: str, message: str) -> Iterator[None]:
+    """Raise UsageError with the message, and how to install an extra, if an import fails."""
+    try:
+        yield
+    except ImportError as error:
+        raise UsageError(message, hint=install_hint(extra)) from error
 
 
 def install_hint(extra: str) -> str:

@@ -172,7 +172,7 @@ def test_a_text_ends_where_generation_config_says(store: Store, tmp_path: Path) 
     tokens = [one.token for one in mlx_lm.stream_generate(*loaded, TEXT, max_tokens=4)]
     write(source, {"generation_config.json": {"eos_token_id": [tokens[2]]}})
     blobstore.import_model(source, "m", store=store)
-    model, prompts, _ = load_language_model("m", store=store, given={"max_tokens": 4})
-    answer = model.answer(prompts.tokens([{"role": "user", "content": TEXT}]))
+    model, _ = load_language_model("m", store=store, given={"max_tokens": 4})
+    answer = model.answer(model.prompts.tokens([{"role": "user", "content": TEXT}]))
     assert "".join(answer) == answer.text
     assert (answer.tokens, answer.finish_reason) == (tokens.index(tokens[2]) + 1, "stop")

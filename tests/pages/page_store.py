@@ -16,7 +16,7 @@ from support.stores import manifest_path
 import blobstore
 from blobstore.inspection.quality import measure_quality
 from blobstore.store.local.store import Store, open_store
-from blobstore.views.quality_records import keep_quality
+from blobstore.views.records import keep_quality
 
 DENSE, BETTER, WIDER, MIXTURE = (
     *("pycode-5m:int4", "pycode-5m:better", "pycode-5m:int8"),

@@ -61,6 +61,8 @@ class Parrot:
     """A talker that says "ok" in two tokens, and keeps its prompts."""
 
     name = "m:latest"
+    seed = 1
+    prompts: Any = None
 
     def __init__(self, context: int | None = None) -> None:
         self.sampling = Sampling(context=context)

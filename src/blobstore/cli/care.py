@@ -18,9 +18,9 @@ from blobstore.cli.output import (
     blobs,
     counted,
     duration,
-    emit,
-    printable,
+    emit_lines,
     say_empty,
+    show_lines,
     show_result,
     show_table,
     size,
@@ -47,7 +47,6 @@ if TYPE_CHECKING:
     from blobstore.store.care.prune import PruneResult, UndoResult
     from blobstore.store.care.usage import ModelUsage, Usage
     from blobstore.store.care.verify import VerifyResult
-    from blobstore.store.local.store import PackedModel, UnpackedModel
 
 
 EXIT_DAMAGED = 3
@@ -103,7 +102,7 @@ def verify(
         )
         return 0 if is_signed else EXIT_DAMAGED
     from blobstore.store.care.verify import Sample
-    from blobstore.views.verify_records import keep_verify
+    from blobstore.views.records import keep_verify
 
     part = Sample.parse(sample) if sample is not None else None
     layers, upper = stores_at(store, lower), store_at(store)
@@ -126,19 +125,27 @@ def verify(
 
 
 def _show_verify(result: VerifyResult) -> None:
-    for broken in result.broken:
-        emit(printable(f"{broken.name}: {broken.reason}"))
-    for blob in result.damaged:
-        emit(printable(f"{blob.digest}: {blob.reason}"))
-        for kind, lost in (("models", blob.models), ("tensors", blob.tensors)):
-            if lost:
-                emit(printable(f"  {kind}: {shortened(lost, _SHOWN)}"))
-    for odd in result.odd:
-        emit(printable(f"Odd: {odd.path}: {odd.reason}"))
     damage = len(result.damaged) + len(result.broken)
     verdict = f"{damage} damaged" if damage else "all sound"
     verdict += f", {len(result.odd)} odd" if result.odd else ""
-    emit(f"Checked {counted(result.checked, 'blob')}, hashed {size(result.nbytes)}: {verdict}")
+    emit_lines(
+        *(f"{broken.name}: {broken.reason}" for broken in result.broken),
+        *(
+            line
+            for blob in result.damaged
+            for line in (
+                f"{blob.digest}: {blob.reason}",
+                _affected("models", blob.models),
+                _affected("tensors", blob.tensors),
+            )
+        ),
+        *(f"Odd: {odd.path}: {odd.reason}" for odd in result.odd),
+        f"Checked {counted(result.checked, 'blob')}, hashed {size(result.nbytes)}: {verdict}",
+    )
+
+
+def _affected(kind: str, names: Sequence[object]) -> str:
+    return f"  {kind}: {shortened(names, _SHOWN)}" if names else ""
 
 
 def repair(
@@ -191,17 +198,20 @@ def repair(
 
 
 def _show_repair(result: RepairResult) -> None:
-    if result.manifest_restored:
-        emit(f"Restored the manifest of {result.name}")
-    for left in result.remaining:
-        emit(printable(f"Not repaired: {left.blob.digest}: {with_flags(left.reason)}"))
     verdict = "all sound"
     if result.repaired or result.remaining:
         verdict = (
             f"{len(result.repaired)} rebuilt ({size(result.repaired_bytes)}), "
             f"{len(result.remaining)} still damaged"
         )
-    emit(f"Checked {counted(result.checked, 'blob')} of {result.name}: {verdict}")
+    emit_lines(
+        f"Restored the manifest of {result.name}" if result.manifest_restored else "",
+        *(
+            f"Not repaired: {left.blob.digest}: {with_flags(left.reason)}"
+            for left in result.remaining
+        ),
+        f"Checked {counted(result.checked, 'blob')} of {result.name}: {verdict}",
+    )
 
 
 def prune(
@@ -276,27 +286,27 @@ def _show_prune(has_trash: bool, result: PruneResult) -> None:
     ]
     if rows:
         show_table(("BLOB", "SIZE", "AGE", "WHY"), rows)
-    if len(result.removed) > _SHOWN:
-        emit(f"… and {len(result.removed) - _SHOWN} more")
+    more = len(result.removed) - len(rows)
     move, remove, free = _WOULD if result.dry_run else _DID
     undo = ": prune --undo restores it, the next prune deletes it"
     gone = blobs(len(result.removed), result.removed_bytes)
-    if has_trash:
-        emit(f"{move} {gone} to the trash{undo if rows and not result.dry_run else ''}")
-    else:
-        emit(f"{remove} {gone}")
-    if result.forgotten:
-        emit(
-            f"{move} the copies of the manifests of {_models(result.forgotten)} to the trash"
-            " as well"
-        )
-    if result.spared:
-        emit(f"Spared {blobs(len(result.spared), result.spared_bytes)} within the grace time")
-    if result.leftovers:
-        nbytes = sum(leftover.nbytes for leftover in result.leftovers)
-        emit(f"{remove} {counted(len(result.leftovers), 'leftover')} ({size(nbytes)})")
-    if result.freed:
-        emit(f"{free} {size(result.freed)} from the previous trash")
+    leftovers = sum(leftover.nbytes for leftover in result.leftovers)
+    emit_lines(
+        f"… and {more} more" if more else "",
+        f"{move} {gone} to the trash{undo if rows and not result.dry_run else ''}"
+        if has_trash
+        else f"{remove} {gone}",
+        f"{move} the copies of the manifests of {_models(result.forgotten)} to the trash as well"
+        if result.forgotten
+        else "",
+        f"Spared {blobs(len(result.spared), result.spared_bytes)} within the grace time"
+        if result.spared
+        else "",
+        f"{remove} {counted(len(result.leftovers), 'leftover')} ({size(leftovers)})"
+        if result.leftovers
+        else "",
+        f"{free} {size(result.freed)} from the previous trash" if result.freed else "",
+    )
 
 
 def _models(names: Sequence[ModelName]) -> str:
@@ -304,12 +314,15 @@ def _models(names: Sequence[ModelName]) -> str:
 
 
 def _show_undo(result: UndoResult) -> None:
-    emit(f"Restored {blobs(len(result.restored), result.nbytes)}")
-    if result.kept:
-        emit(f"Left {len(result.kept)} in the trash: the store has them again, or they are damaged")
-    if result.without_manifest:
-        emit(f"Still without a manifest: {_models(result.without_manifest)}")
-        emit("Mount the disk with their manifests, or restore each model: blobstore repair NAME")
+    kept, lost = len(result.kept), result.without_manifest
+    emit_lines(
+        f"Restored {blobs(len(result.restored), result.nbytes)}",
+        f"Left {kept} in the trash: the store has them again, or they are damaged" if kept else "",
+        f"Still without a manifest: {_models(lost)}" if lost else "",
+        "Mount the disk with their manifests, or restore each model: blobstore repair NAME"
+        if lost
+        else "",
+    )
 
 
 def du(
@@ -333,13 +346,12 @@ def _show_usage(address: str, usage: Usage) -> None:
         say_empty(address)
         return
     show_table(("NAME", "SIZE", "UNIQUE", "SHARED"), list(map(_usage_row, usage.models)))
-    emit(
+    emit_lines(
         f"{counted(usage.blobs, 'blob')}, {size(usage.nbytes)}; "
-        f"{size(usage.reclaimable)} not needed by any model"
+        f"{size(usage.reclaimable)} not needed by any model",
+        f"{size(usage.trash)} in the trash" if usage.trash else "",
+        f"{size(usage.packed)} in packed files" if usage.packed else "",
     )
-    for nbytes, where in ((usage.trash, "the trash"), (usage.packed, "packed files")):
-        if nbytes:
-            emit(f"{size(nbytes)} in {where}")
 
 
 def _usage_row(model: ModelUsage) -> tuple[object, ...]:
@@ -361,15 +373,15 @@ def pack(
     Opening the model unpacks it. Ollama does not see it while it is packed.
     """
     done = with_bar(blobstore.pack, folder_store_at("pack", store, wait), name, jobs=jobs)
-    show_result(done, _show_pack, as_json)
-
-
-def _show_pack(done: PackedModel) -> None:
     share = f"{done.stored / done.nbytes:.0%} of {size(done.nbytes)}" if done.nbytes else "no bytes"
-    emit(f"Packed {done.name}: {counted(done.blobs, 'blob')}, {size(done.stored)} ({share})")
-    emit(f"Freed {size(done.removal.removed_bytes)}")
-    if done.removal.reason is not None:
-        emit(f"Kept {size(done.removal.kept_bytes)} of plain blobs: {done.removal.reason}")
+    kept, reason = done.removal.kept_bytes, done.removal.reason
+    show_lines(
+        done,
+        as_json,
+        f"Packed {done.name}: {counted(done.blobs, 'blob')}, {size(done.stored)} ({share})",
+        f"Freed {size(done.removal.removed_bytes)}",
+        "" if reason is None else f"Kept {size(kept)} of plain blobs: {reason}",
+    )
 
 
 def unpack(
@@ -381,8 +393,8 @@ def unpack(
 ) -> None:
     """Restore a packed model's plain blobs."""
     done = with_bar(blobstore.unpack, folder_store_at("unpack", store, wait), name, jobs=jobs)
-    show_result(done, _show_unpack, as_json)
-
-
-def _show_unpack(done: UnpackedModel) -> None:
-    emit(f"Unpacked {done.name}: {counted(done.blobs, 'blob')}, {size(done.nbytes)}")
+    show_lines(
+        done,
+        as_json,
+        f"Unpacked {done.name}: {counted(done.blobs, 'blob')}, {size(done.nbytes)}",
+    )

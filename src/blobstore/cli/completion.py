@@ -9,7 +9,6 @@ TYPE a type, ``minmax|search`` one of the two.
 import re
 import shlex
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Annotated, Any
 
 import typer
@@ -112,84 +111,57 @@ def words_of(line: str) -> list[str]:
     return line.split(" ")
 
 
-@dataclass(slots=True)
-class _Position:
-    """A position in a command line: the command, its arguments, the option without a value."""
-
-    command: Any
-    arguments: int = 0
-    option: Any = None
-    ended: bool = False
-    """After ``--``: all that follows is an argument."""
-    store: str | None = None
-
-    def step(self, word: str) -> None:
-        """Take a finished word."""
-        if self.option is not None:
-            if self.option.name == "store":
-                self.store = word
-            self.option = None
-        elif not self.is_option(word):
-            if _is_group(self.command):
-                self.command = self.command.get_command(None, word)
-            else:
-                self.arguments += 1
-        elif word == "--":
-            self.ended = True
-        else:
-            name, equals, value = word.partition("=")
-            options = _parameters(self.command, "option")
-            self.option = next((o for o in options if name in o.opts and not o.is_flag), None)
-            if equals and self.option is not None:
-                self.step(value)
-
-    def is_option(self, word: str) -> bool:
-        """Return True for a word that is an option, or the beginning of one."""
-        return self.option is None and word.startswith("-") and not self.ended
-
-    @property
-    def metavar(self) -> str:
-        """What fits here: of the option without a value, else of the argument; empty if nothing."""
-        arguments = _parameters(self.command, "argument")
-        left = arguments[self.arguments :] or [one for one in arguments[-1:] if one.nargs < 0]
-        parameters = [self.option] if self.option is not None else left
-        return (parameters[0].metavar or "") if parameters else ""
-
-
 def answers_for(
     root: Any, words: Sequence[str], models: Callable[[str | None], list[str]]
 ) -> list[Answer]:
     """Return the completions of the last of the ``words``; ``models`` lists those of a store."""
     *before, current = words
-    position, start = _Position(root), ""
-    for word in before:
-        position.step(word)
-    if position.is_option(current):
+    command, start, stored_in = root, "", None
+    while name := next((word for word in before if word in getattr(command, "commands", ())), None):
+        place = before.index(name)
+        stored_in = stored_in or _context(command, before[:place]).params.get("store")
+        command, before = command.get_command(None, name), before[place + 1 :]
+    if current.startswith("-") and "--" not in before:
         name, equals, current = current.partition("=")
         if not equals:
-            return _matches(name, _described_options(position.command))
-        position.step(name)
-        if position.option is None:
-            return []
-        start = f"{name}="
-    elif position.option is None and _is_group(position.command):
-        return _matches(current, _described_commands(position.command))
-    kinds = frozenset(position.metavar.split("|"))
-    words_here = _words(position, models, kinds)
-    answers: list[Answer] = [(start + word, "") for word in words_here if word.startswith(current)]
+            return _matches(name, _described_options(command))
+        before, start = [*before, name], f"{name}="
+    context = _context(command, before)
+    metavar = _metavar(context, None if "--" in before else before[-1:], only_option=bool(start))
+    if not (metavar or start) and hasattr(command, "commands"):
+        return _matches(current, _described_commands(command))
+    kinds = frozenset(metavar.split("|"))
+    fitting = _words(metavar, kinds, lambda: models(context.params.get("store") or stored_in))
+    answers: list[Answer] = [(start + word, "") for word in fitting if word.startswith(current)]
     return [*answers, FILES] if kinds & _PATHS else answers
 
 
-def _words(
-    position: _Position, models: Callable[[str | None], list[str]], kinds: frozenset[str]
-) -> list[str]:
-    if position.metavar == "TYPE":
+def _context(command: Any, words: Sequence[str]) -> Any:
+    """Return the context of a command, whose parser passes over what is missing or invalid."""
+    return command.make_context(None, list(words), resilient_parsing=True)
+
+
+def _metavar(context: Any, last: list[str] | None, *, only_option: bool) -> str:
+    """Return what fits here: of the option without a value, else of the argument."""
+    options = _parameters(context.command, "option")
+    waiting = [one for one in options if not one.is_flag and last and last[0] in one.opts]
+    left = [
+        one
+        for one in _parameters(context.command, "argument")
+        if one.nargs < 0 or context.get_parameter_source(one.name).name != "COMMANDLINE"
+    ]
+    fitting = [*waiting, *([] if only_option else left)]
+    return (fitting[0].metavar or "") if fitting else ""
+
+
+def _words(metavar: str, kinds: frozenset[str], models: Callable[[], list[str]]) -> list[str]:
+    if metavar == "TYPE":
         from blobstore.formats.dtypes import QuantType
 
         return [kind.value for kind in QuantType]
     if kinds & _MODELS:
-        return models(position.store)
-    return position.metavar.split("|") if _CHOICES.fullmatch(position.metavar) else []
+        return models()
+    return metavar.split("|") if _CHOICES.fullmatch(metavar) else []
 
 
 def _matches(current: str, answers: Iterator[Answer]) -> list[Answer]:
@@ -212,10 +184,6 @@ def _described_commands(group: Any) -> Iterator[Answer]:
 
 def _parameters(command: Any, kind: str) -> list[Any]:
     return [one for one in getattr(command, "params", []) if one.param_type_name == kind]
-
-
-def _is_group(command: Any) -> bool:
-    return hasattr(command, "commands")
 
 
 def _stored_models(store: str | None) -> list[str]:

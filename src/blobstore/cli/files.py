@@ -24,10 +24,10 @@ from blobstore.cli.output import (
     parse_size,
     printable,
     rate,
+    replaced_line,
     show_facts,
     show_help,
-    show_json,
-    show_replaced,
+    show_lines,
     show_result,
     show_table,
     size,
@@ -39,7 +39,6 @@ from blobstore.cli.stores import (
     LowerOption,
     StoreOption,
     WaitOption,
-    cached_stores_at,
     store_at,
     stores_at,
 )
@@ -48,7 +47,8 @@ from blobstore.io.durable import os_errors
 
 if TYPE_CHECKING:
     from blobstore.names import ModelName
-    from blobstore.views.results import ArchivedModel, LoadedModel, SavedArchive
+    from blobstore.store.transfer import TransferResult
+    from blobstore.views.results import ArchivedModel, LoadedModel
 
 
 _PIPE = "-"
@@ -111,15 +111,12 @@ def save(
             sum(one.copied.blobs for one in done),
             sum(one.copied.nbytes for one in done),
         )
-        show_result(saved, _show_archive, as_json)
-
-
-def _show_archive(saved: SavedArchive) -> None:
-    names = ", ".join(map(str, saved.models))
-    emit(
-        f"Saved {names} to {printable(saved.file)}: "
-        f"{blobs(saved.blobs, saved.blob_bytes)}, a file of {size(saved.nbytes)}"
-    )
+        show_lines(
+            saved,
+            as_json,
+            f"Saved {', '.join(map(str, saved.models))} to {output}: "
+            f"{blobs(saved.blobs, saved.blob_bytes)}, a file of {size(saved.nbytes)}",
+        )
 
 
 def load(
@@ -155,17 +152,14 @@ def load(
         )
     source: str | BinaryIO = sys.stdin.buffer if file == _PIPE else file
     with blobstore.open_archive(source, name=as_name) as archive:
-        chosen = _select_models(archive, names or [])
+        wanted = {archive.find(name) for name in names or ()}
+        chosen = [name for name in archive.manifests.in_order() if not names or name in wanted]
         if listed:
             _list(archive, chosen, as_json)
         else:
             target = store_at(store, wait, may_be_new=True)
-            show_result(_load_models(archive, chosen, target, jobs), _show_loads, as_json)
-
-
-def _select_models(archive: blobstore.Archive, names: Sequence[str]) -> list[ModelName]:
-    wanted = {archive.find(name) for name in names}
-    return [name for name in archive.manifests.in_order() if not names or name in wanted]
+            loaded = _load_models(archive, chosen, target, jobs)
+            show_lines(loaded, as_json, *(line for one in loaded for line in _lines_of(one.done)))
 
 
 def _list(archive: blobstore.Archive, names: Sequence[ModelName], as_json: bool) -> None:
@@ -214,11 +208,10 @@ def _load_models(
     ]
 
 
-def _show_loads(models: list[LoadedModel]) -> None:
-    for done in (model.done for model in models):
-        there = f", {done.there.blobs:,} reused" if done.there else ""
-        emit(f"Loaded {done.name}: {blobs(done.copied.blobs, done.copied.nbytes)}{there}")
-        show_replaced(done.replaced)
+def _lines_of(done: TransferResult) -> list[str]:
+    there = f", {done.there.blobs:,} reused" if done.there else ""
+    loaded = f"Loaded {done.name}: {blobs(done.copied.blobs, done.copied.nbytes)}{there}"
+    return [loaded, replaced_line(done.replaced)]
 
 
 def export(
@@ -260,13 +253,24 @@ def export(
         blobstore.export_model,
         name,
         folder,
-        store=cached_stores_at(store, lower, cache, cache_size),
+        store=stores_at(store, lower, cache=(cache, cache_size)),
         jobs=jobs,
         verify=verify,
         **export_options(format=form, dequantize=dequantize, max_shard_size=max_shard_size),
     )
     note(*result.notes)
-    show_result(result, _show_export, as_json)
+    others = ""
+    if result.loads_in == ("blobstore",):
+        others = "; mlx-lm needs --format mlx, transformers --dequantize bfloat16"
+    elif "transformers" not in result.loads_in:
+        others = "; transformers needs --dequantize bfloat16, without --format mlx"
+    show_lines(
+        result,
+        as_json,
+        f"{result.name} in {result.folder}: {len(result.files)} files",
+        f"{size(result.nbytes)} in {result.seconds:.2f} s, {rate(result.nbytes, result.seconds)}",
+        f"Loads in {', '.join(result.loads_in)}{others}",
+    )
 
 
 def export_options(**given: str | None) -> dict[str, Any]:
@@ -281,17 +285,6 @@ def export_options(**given: str | None) -> dict[str, Any]:
     if (most := options.get("max_shard_size", AS_SOURCE)) != AS_SOURCE:
         options["max_shard_size"] = parse_size(most)
     return options
-
-
-def _show_export(result: blobstore.ExportResult) -> None:
-    emit(f"{result.name} in {printable(str(result.folder))}: {len(result.files)} files")
-    emit(f"{size(result.nbytes)} in {result.seconds:.2f} s, {rate(result.nbytes, result.seconds)}")
-    others = ""
-    if result.loads_in == ("blobstore",):
-        others = "; mlx-lm needs --format mlx, transformers --dequantize bfloat16"
-    elif "transformers" not in result.loads_in:
-        others = "; transformers needs --dequantize bfloat16, without --format mlx"
-    emit(f"Loads in {', '.join(result.loads_in)}{others}")
 
 
 _MOST_INPUT = 100_000_000
@@ -316,19 +309,11 @@ def get_metadata(
     """Show all metadata, or the value of one key."""
     values = blobstore.read_metadata(file)
     if key is None:
-        show_result(values, _show_metadata, as_json)
+        show_result(values, show_facts, as_json)
     elif key in values:
-        show_result(values[key], _show_value, as_json)
+        show_result(values[key], lambda value: emit(printable(value, keep="\n\t")), as_json)
     else:
         raise NotFoundError(f"{file} has no metadata {quoted(key)}", path=file)
-
-
-def _show_metadata(values: Mapping[str, str]) -> None:
-    show_facts({printable(key): value for key, value in values.items()})
-
-
-def _show_value(value: str) -> None:
-    emit(printable(value, keep="\n\t"))
 
 
 @metadata.command("set")
@@ -391,15 +376,11 @@ def _edit(
     file: str, changes: Mapping[str, str | None], replace: bool, in_place: bool, as_json: bool
 ) -> None:
     edit = with_bar(blobstore.edit_metadata, file, changes, replace=replace, in_place=in_place)
-    if as_json:
-        show_json(dict(edit.metadata))
+    if edit.copied_bytes is not None:
+        speed = rate(edit.copied_bytes, edit.seconds)
+        says = f"Rewrote {file}: {size(edit.copied_bytes)} in {edit.seconds:.2f} s, {speed}"
+    elif edit.changed:
+        says = f"Edited {file} in place"
     else:
-        emit(_edit_text(file, edit))
-
-
-def _edit_text(file: str, edit: blobstore.MetadataEdit) -> str:
-    name = printable(file)
-    if edit.copied_bytes is None:
-        return f"Edited {name} in place" if edit.changed else f"{name} already has this metadata"
-    speed = rate(edit.copied_bytes, edit.seconds)
-    return f"Rewrote {name}: {size(edit.copied_bytes)} in {edit.seconds:.2f} s, {speed}"
+        says = f"{file} already has this metadata"
+    show_lines(dict(edit.metadata), as_json, says)

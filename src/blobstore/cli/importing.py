@@ -22,16 +22,17 @@ from blobstore.cli.output import (
     JsonOption,
     count,
     counted,
+    coverage_lines,
     emit,
+    emit_lines,
     flag_of,
     note,
     parse_size,
-    printable,
     rate,
+    replaced_line,
     shares,
-    show_coverage,
     show_json,
-    show_replaced,
+    show_lines,
     show_result,
     show_table,
     size,
@@ -61,7 +62,6 @@ from blobstore.names import ModelName
 if TYPE_CHECKING:
     from blobstore.importer.batch import Batch
     from blobstore.importer.outputs import OutputTensor
-    from blobstore.importer.worker import WorkResult
     from blobstore.source.addresses import OpenSource
 
 
@@ -313,9 +313,9 @@ def plan(
     """Show what an import would write. Lists its tensors and their types; nothing is stored."""
     options["adapter"] = _only_one(options["adapter"])
     if html is not None:
-        from blobstore.web.report import check_place
+        from blobstore.web.report import check_page
 
-        check_place(html, force=force)
+        check_page(html, force=force)
     made = with_bar(
         blobstore.plan_import,
         source,
@@ -342,21 +342,21 @@ def plan(
 
 
 def _show_import(result: blobstore.ImportResult) -> None:
-    emit(f"{result.name}   {result.digest.short}")
-    show_replaced(result.replaced)
-    emit(f"{size(result.source_bytes)} in, {size(result.stored_bytes)} stored, {_bits(result)}")
     saved = f" ({size(result.saved_bytes)} saved)" if result.saved_bytes else ""
     recalled = f", {result.recalled} recalled from an earlier import" if result.recalled else ""
-    emit(
-        f"{counted(result.blobs, 'blob')}: {result.created} new ({size(result.new_bytes)}), "
-        f"{result.reused} reused{saved}{recalled}"
-    )
-    emit(f"{result.seconds:.2f} s, {rate(result.source_bytes, result.seconds)}")
     first, *others = (with_flags(verdict.sentence) for verdict in result.runs_in)
     lower = (sentence[0].lower() + sentence[1:] for sentence in others)
-    emit(printable("; ".join([first, *lower])))
-    show_coverage(result.coverage)
-    _show_mixture(result)
+    emit_lines(
+        f"{result.name}   {result.digest.short}",
+        replaced_line(result.replaced),
+        f"{size(result.source_bytes)} in, {size(result.stored_bytes)} stored, {_bits(result)}",
+        f"{counted(result.blobs, 'blob')}: {result.created} new ({size(result.new_bytes)}), "
+        f"{result.reused} reused{saved}{recalled}",
+        f"{result.seconds:.2f} s, {rate(result.source_bytes, result.seconds)}",
+        "; ".join([first, *lower]),
+        *coverage_lines(result.coverage),
+        _mixture_line(result),
+    )
 
 
 def _show_plan(
@@ -366,10 +366,11 @@ def _show_plan(
         show_json(_plan_document(made, runs_in))
         return
     _show_tensors(made, **rows)
-    for verdict in runs_in:
-        emit(printable(with_flags(verdict.sentence)))
-    show_coverage(made.coverage)
-    _show_mixture(made)
+    emit_lines(
+        *(with_flags(verdict.sentence) for verdict in runs_in),
+        *coverage_lines(made.coverage),
+        _mixture_line(made),
+    )
 
 
 def _plan_document(
@@ -412,16 +413,17 @@ def _bits(made: blobstore.ImportPlan | blobstore.ImportResult) -> str:
 _MOSTLY = 0.95
 
 
-def _show_mixture(made: blobstore.ImportPlan | blobstore.ImportResult) -> None:
+def _mixture_line(made: blobstore.ImportPlan | blobstore.ImportResult) -> str:
     """Name the mixture of types that an import makes by default, and the way to fewer bits."""
     options, nbytes = made.options, made.type_bytes
     asked = options.quant_type
     is_users = options.pure or options.rules or options.target is not None
-    if asked is not None and not is_users and nbytes[asked.value] < _MOSTLY * sum(nbytes.values()):
-        emit(
-            "Ollama's mixture of types: embeddings and sensitive matrices have more bits; "
-            f"--pure makes them {asked}"
-        )
+    if asked is None or is_users or nbytes[asked.value] >= _MOSTLY * sum(nbytes.values()):
+        return ""
+    return (
+        "Ollama's mixture of types: embeddings and sensitive matrices have more bits; "
+        f"--pure makes them {asked}"
+    )
 
 
 _SHARD = re.compile(r"(?P<index>[0-9]{1,7})/(?P<count>[0-9]{1,7})", re.ASCII)
@@ -483,7 +485,15 @@ def work(
     if plan is None:
         raise UsageError("work needs a PLAN", hint="blobstore plan SOURCE -o PLAN writes it.")
     result = with_bar(blobstore.work_on_plan, plan, source=source, **settings)
-    show_result(result, _show_work, as_json)
+    done = f"{counted(result.tasks, 'task')}, all done already"
+    if result.made:
+        done = (
+            f"{result.made} of {counted(result.tasks, 'task')} of this shard done: "
+            f"{counted(result.blobs, 'blob')}, {size(result.stored_bytes)}"
+        )
+    speed = f"{result.seconds:.2f} s, {rate(result.source_bytes, result.seconds)}"
+    then = "blobstore commit PLAN publishes the model when all shards are done"
+    show_lines(result, as_json, done, speed if result.made else "", then)
     return 0
 
 
@@ -493,18 +503,6 @@ def parse_shard(text: str) -> tuple[int, int]:
     if match is None:
         raise UsageError(f"invalid shard {text!r}", hint="Write I/N, such as 0/4 for the first.")
     return int(match["index"]), int(match["count"])
-
-
-def _show_work(result: WorkResult) -> None:
-    if result.made:
-        emit(
-            f"{result.made} of {counted(result.tasks, 'task')} of this shard done: "
-            f"{counted(result.blobs, 'blob')}, {size(result.stored_bytes)}"
-        )
-        emit(f"{result.seconds:.2f} s, {rate(result.source_bytes, result.seconds)}")
-    else:
-        emit(f"{counted(result.tasks, 'task')}, all done already")
-    emit("blobstore commit PLAN publishes the model when all shards are done")
 
 
 def _show_batch(batch: Batch) -> None:

@@ -24,11 +24,12 @@ from blobstore.cli.output import (
     counts,
     cut_text,
     emit,
+    emit_lines,
     has_colours,
-    printable,
     shape,
     show_facts,
     show_json,
+    show_lines,
     show_result,
     show_table,
     size,
@@ -64,8 +65,6 @@ if TYPE_CHECKING:
     from blobstore.inspection.comparison import Errors, ModelDiff, TensorFact, ValueErrors
     from blobstore.inspection.inspection import LogicalTensor
     from blobstore.inspection.quality import TensorQuality
-    from blobstore.views.results import WrittenReport
-    from blobstore.web.report import ModelReport
 
 
 _LONGEST_VALUE = 120
@@ -163,8 +162,7 @@ def _show(inspection: blobstore.Inspection, of: int) -> None:
     )
     if inspection.notes:
         emit()
-    for note in inspection.notes:
-        emit(f"Note: {printable(note)}")
+    emit_lines(*(f"Note: {note}" for note in inspection.notes))
 
 
 def _show_quantizations(inspection: blobstore.Inspection) -> None:
@@ -248,7 +246,7 @@ def quality(
     as_json: JsonOption = False,
 ) -> None:
     """Show what quantization changed: the errors of modules and tensors."""
-    from blobstore.views.quality_records import keep_quality
+    from blobstore.views.records import keep_quality
 
     opened = stores_at(store, lower, cache=CACHE, ca_file=ca_file)
     source = source_at(against, ca_file)
@@ -260,7 +258,6 @@ def quality(
 
 
 def _plot(report: blobstore.ModelQuality) -> None:
-    """Draw the errors in the terminal's width."""
     from blobstore.plots.charts import TensorError, error_lines
     from blobstore.views.documents import document_of
 
@@ -349,14 +346,13 @@ def _show_diff(difference: ModelDiff, *, error: bool, every: bool) -> None:
     if rows:
         show_tree(rows, headings, cells, every=every)
     documents = difference.documents
-    for sign, names in (("-", documents.removed), ("+", documents.added), ("~", documents.changed)):
-        for name in names:
-            emit(printable(f"{sign} {name}"))
-    both = " and ".join(map(size, difference.nbytes))
-    emit(
+    emit_lines(
+        *(f"- {name}" for name in documents.removed),
+        *(f"+ {name}" for name in documents.added),
+        *(f"~ {name}" for name in documents.changed),
         f"{counted(len(difference.added), 'tensor')} added, {len(difference.removed)} removed, "
         f"{len(difference.changed)} changed, {difference.equal} equal; "
-        f"{size(difference.shared_bytes)} shared of {both}"
+        f"{size(difference.shared_bytes)} shared of {' and '.join(map(size, difference.nbytes))}",
     )
 
 
@@ -417,8 +413,10 @@ def report(
     An existing path is a source, as for inspect; write NAME:TAG for a stored model.
     """
     from blobstore.inspection.inspect import model_named
-    from blobstore.plots.specification import check_drawable
-    from blobstore.web.report import check_place, model_report, place_folder
+    from blobstore.io.durable import check_place
+    from blobstore.plots.specification import check_drawable, drawn_png
+    from blobstore.views.results import WrittenReport
+    from blobstore.web.report import check_page, model_page, model_report, place_file, place_folder
 
     if output is None and png is None:
         raise UsageError("report has nothing to write", hint="Use -o FILE, or --png DIR.")
@@ -426,7 +424,7 @@ def report(
         check_drawable()
         place_folder(Path(png))
     if output is not None:
-        check_place(output, force=force)
+        check_page(output, force=force)
     result = with_bar(
         model_report,
         name,
@@ -434,38 +432,27 @@ def report(
         against=None if against is None else model_named(against) or source_at(against, ca_file),
         jobs=jobs,
     )
-    show_result(_write_report(result, output, png, date, force), _show_report, as_json)
-
-
-def _write_report(
-    result: ModelReport, output: str | None, png: str | None, date: str | None, force: bool
-) -> WrittenReport:
-    from blobstore.plots.specification import drawn_png
-    from blobstore.views.results import WrittenReport
-    from blobstore.web.report import check_place, model_page, place_file
-
-    pictures = (
-        {} if png is None else {Path(png, f"{key}.png"): result.plots[key] for key in result.plots}
+    drawn = (
+        {} if png is None else {Path(png, f"{key}.png"): plot for key, plot in result.plots.items()}
     )
-    for path in pictures:
-        check_place(str(path), force=force)
+    for path in drawn:
+        check_place(path, replace=force)
     page = None if output is None else model_page(result, date)
     if output is not None and page is not None:
         place_file(Path(output), page, force=force)
-    for path, plot in pictures.items():
+    for path, plot in drawn.items():
         place_file(path, drawn_png(plot), force=force)
-    return WrittenReport(
+    done = WrittenReport(
         name=result.name,
         page=output,
         nbytes=None if page is None else len(page),
         plots=list(result.plots),
-        pictures=list(map(str, pictures)),
+        pictures=list(map(str, drawn)),
     )
-
-
-def _show_report(done: WrittenReport) -> None:
-    if done.page is not None and done.nbytes is not None:
-        emit(f"{printable(done.page)}: {counted(len(done.plots), 'plot')}, {size(done.nbytes)}")
-    if done.pictures:
-        folder = os.path.dirname(done.pictures[0])  # noqa: PTH120  # as it was given
-        emit(f"{printable(folder)}: {counted(len(done.pictures), 'picture')}")
+    plots, pictures = counted(len(done.plots), "plot"), counted(len(done.pictures), "picture")
+    show_lines(
+        done,
+        as_json,
+        f"{done.page}: {plots}, {size(done.nbytes)}" if done.nbytes is not None else "",
+        f"{os.path.dirname(done.pictures[0])}: {pictures}" if done.pictures else "",  # noqa: PTH120  # as it was given
+    )

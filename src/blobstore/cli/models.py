@@ -27,17 +27,17 @@ from blobstore.cli.output import (
     count,
     counted,
     counts,
+    coverage_lines,
     emit,
     emit_bytes,
+    emit_lines,
     note,
-    printable,
     say_empty,
     shape,
     shares,
-    show_coverage,
     show_facts,
     show_json,
-    show_result,
+    show_lines,
     show_table,
     size,
     with_bar,
@@ -63,7 +63,7 @@ from blobstore.names import ModelName
 
 if TYPE_CHECKING:
     from blobstore.inspection.listing import BrokenModel, ListedModel
-    from blobstore.views.results import CopiedModel, RemovedModel, RenamedModel, ShownModel
+    from blobstore.views.results import CopiedModel, RemovedModel, ShownModel
 
 
 # Names in a note.
@@ -126,14 +126,11 @@ def _note_unreadable() -> Iterator[None]:
         note(f"the models of newer Ollama versions can't be listed: {error.message}")
 
 
-def _by_time(model: ListedModel | BrokenModel) -> float:
-    modified = getattr(model, "modified", None)
-    return math.inf if modified is None else -modified.timestamp()
-
-
 _ORDERS: Mapping[str, Callable[[ListedModel | BrokenModel], float]] = {
     "name": lambda _: 0,  # they are listed by name
-    "time": _by_time,
+    "time": lambda model: (
+        -moment.timestamp() if (moment := getattr(model, "modified", None)) else math.inf
+    ),
     "size": lambda model: -getattr(model, "size", -math.inf),
 }
 
@@ -239,7 +236,7 @@ def show(
         note(f"it is a GGUF file, for Ollama. {hint}")
     if covered is not None:
         emit()
-        show_coverage(covered)
+        emit_lines(*coverage_lines(covered))
     if tensors:
         emit()
         show_table(
@@ -306,12 +303,12 @@ def rm(
 
 def _show_removal(done: RemovedModel) -> None:
     removal = done.removal
-    emit(
+    kept = f"Kept {blobs(len(removal.kept), removal.kept_bytes)}: {removal.reason}"
+    emit_lines(
         f"Removed {done.name}: {counted(len(removal.removed), 'blob')}, "
-        f"{size(removal.removed_bytes)}"
+        f"{size(removal.removed_bytes)}",
+        "" if removal.reason is None else kept,
     )
-    if removal.reason is not None:
-        emit(f"Kept {blobs(len(removal.kept), removal.kept_bytes)}: {removal.reason}")
 
 
 ReplaceOption = Annotated[
@@ -352,7 +349,10 @@ def cp(
         )
     else:
         there = store_at(to, wait, may_be_new=True)
-        show_result(_copy_to(opened, asked, wanted, there, jobs, force), _show_copy, as_json)
+        copy = _copy_to(opened, asked, wanted, there, jobs, force)
+        ways = {how: getattr(copy.done, how) for how in ("there", "linked", "cloned", "copied")}
+        copied = f"Copied {copy.done.source} to {copy.done.name} in {copy.store}: {amounts(ways)}"
+        show_lines(copy, as_json, copied)
 
 
 def _copy_to(
@@ -372,12 +372,6 @@ def _copy_to(
         raise already_exists(target_name)  # before gigabytes are copied
     (done,) = with_bar(blobstore.transfer, {str(name): str(wanted)}, source, target, jobs=jobs)
     return CopiedModel(done, target.address)
-
-
-def _show_copy(copy: CopiedModel) -> None:
-    done = copy.done
-    ways = {how: getattr(done, how) for how in ("there", "linked", "cloned", "copied")}
-    emit(f"Copied {done.source} to {done.name} in {printable(copy.store)}: {amounts(ways)}")
 
 
 def mv(
@@ -401,8 +395,5 @@ def _give_name(
     from blobstore.views.results import RenamedModel
 
     old = store.holder(asked).find(asked)  # as it is written there; gone after a move
-    show_result(RenamedModel(old, rename()), partial(_show_new_name, done), as_json)
-
-
-def _show_new_name(done: str, model: RenamedModel) -> None:
-    emit(f"{done} {model.source} to {model.name}")
+    model = RenamedModel(old, rename())
+    show_lines(model, as_json, f"{done} {model.source} to {model.name}")

@@ -156,6 +156,12 @@ def emit(text: str | bytes = "", end: str = "\n") -> None:
         raise from_os_error(error, "write to", "standard output") from error
 
 
+def emit_lines(*lines: str) -> None:
+    """Print lines on stdout, made harmless, but not the empty ones."""
+    for line in filter(None, lines):
+        emit(printable(line))
+
+
 def has_colours(stream: IO[str]) -> bool:
     """Return True for a terminal with colours, unless the user wants none (no-color.org)."""
     is_dumb = os.environ.get("TERM") == "dumb"
@@ -226,6 +232,11 @@ def show_result(result: Any, show: Callable[[Any], object], as_json: bool) -> No
         (show_json if as_json else show)(result)
 
 
+def show_lines(result: Any, as_json: bool, *lines: str) -> None:
+    """Print results as one JSON document, or as lines; see `show_result` and `emit_lines`."""
+    show_result(result, lambda _: emit_lines(*lines), as_json)
+
+
 def show_table(headings: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
     """Print rows in columns as wide as their widest cell, three spaces apart."""
     cells = [list(headings), *([printable(str(cell)) for cell in row] for row in rows)]
@@ -240,8 +251,7 @@ def show_table(headings: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
 def show_facts(facts: Mapping[str, object]) -> None:
     """Print names and values, one pair a line, the values in one column."""
     width = max(map(len, facts), default=0)
-    for name, value in facts.items():
-        emit(f"{name.ljust(width)}   {printable(str(value))}")
+    emit_lines(*(f"{name.ljust(width)}   {value}" for name, value in facts.items()))
 
 
 def blobs(number: int, nbytes: int) -> str:
@@ -255,10 +265,9 @@ def amounts(ways: Mapping[str, Amount]) -> str:
     return ", ".join(parts) or "no blobs"
 
 
-def show_replaced(digest: Digest | None) -> None:
-    """Print the ID of a model that another one replaced; nothing without one."""
-    if digest is not None:
-        emit(f"Replaced {digest.short}, which had this name")
+def replaced_line(digest: Digest | None) -> str:
+    """Return what is said of a model that another one replaced; nothing without one."""
+    return "" if digest is None else f"Replaced {digest.short}, which had this name"
 
 
 def rate(nbytes: int, seconds: float) -> str:
@@ -297,32 +306,31 @@ def parse_size(text: str) -> int:
 _MOST_NAMES = 5
 
 
-def show_coverage(coverage: Coverage) -> None:
-    """Print what is stored of a source.
+def coverage_lines(coverage: Coverage) -> list[str]:
+    """Return what is stored of a source.
 
     One line, and one more for each thing to know: tensors that are counted apart, derived or left
     out.
     """
     tensors, files = coverage.tensors, coverage.files
-    lines = [f"{_share(tensors, 'tensor')} and {_share(files, 'file')} stored"]
-    if tensors.source is None:
-        lines.append(
-            "The source is unknown: the model was not imported by blobstore with the default"
-            " profile"
-        )
-    lines += [
-        f"{number:,} of the tensors belong to the {head}" for head, number in coverage.heads.items()
-    ]
+    unknown = "The source is unknown: the model was not imported by blobstore with the default"
     derived = {**tensors.derived, **files.derived}
-    lines += [f"Derived: {number:,} {how}" for how, number in derived.items()]
-    if coverage.kept_whole:
-        lines.append(f"Kept as files, not quantized: {shortened(coverage.kept_whole, _MOST_NAMES)}")
+    whole = shortened(coverage.kept_whole, _MOST_NAMES)
     reasons: dict[str, list[str]] = {}
     for one in (*tensors.left_out, *files.left_out):
         name = one.name if one.count == 1 else f"{one.name} ({one.count:,})"
         reasons.setdefault(one.reason, []).append(name)
-    lines += [f"Left out: {shortened(names, _MOST_NAMES)}: {why}" for why, names in reasons.items()]
-    emit(printable("\n".join(lines), keep="\n"))
+    return [
+        f"{_share(tensors, 'tensor')} and {_share(files, 'file')} stored",
+        f"{unknown} profile" if tensors.source is None else "",
+        *(
+            f"{number:,} of the tensors belong to the {head}"
+            for head, number in coverage.heads.items()
+        ),
+        *(f"Derived: {number:,} {how}" for how, number in derived.items()),
+        f"Kept as files, not quantized: {whole}" if whole else "",
+        *(f"Left out: {shortened(names, _MOST_NAMES)}: {why}" for why, names in reasons.items()),
+    ]
 
 
 def _share(tally: Tally, noun: str) -> str:

@@ -7,7 +7,7 @@ import re
 import signal
 import sys
 from collections.abc import Iterable, Iterator
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -34,10 +34,10 @@ from blobstore.cli.stores import (
     CaFileOption,
     LowerOption,
     StoreOption,
-    cached_stores_at,
     source_at,
+    stores_at,
 )
-from blobstore.errors import BlobStoreError, RemoteError, UsageError, install_hint, quoted
+from blobstore.errors import BlobStoreError, RemoteError, UsageError, needs, quoted
 from blobstore.names import ModelName
 from blobstore.source.addresses import is_address
 
@@ -152,23 +152,23 @@ def run(
     full = None if is_source else ModelName.parse(name)
     _check(given)
     text = _prompt(prompt, as_json)
-    opened = cached_stores_at(
-        store, lower, cache, cache_size, ca_file=ca_file, may_be_new=is_source
+    opened = stores_at(
+        store, lower, cache=(cache, cache_size), ca_file=ca_file, may_be_new=is_source
     )
     full = full or _import(name, quant, ca_file, opened)
     from blobstore.mlx_lm.conversation import load_language_model
 
     with loading(str(full)):
-        model, prompts, notes = load_language_model(full, store=opened, given=given, is_raw=raw)
-    for one in notes:
-        note(one)
+        model, notes = load_language_model(full, store=opened, given=given, is_raw=raw)
+    note(*notes)
+    prompts = model.prompts
     _note_unused(prompts, system)
     if text is None:
-        hold_conversation(model, prompts, system, verbose)
+        hold_conversation(model, system, verbose)
         return
     messages = [*prompts.first_messages(system), {"role": "user", "content": text}]
     answer = model.answer(prompts.tokens(messages))
-    _show(answer, model.sampling.seed, as_json)
+    _show(answer, model.seed, as_json)
     if verbose:
         note(figures(answer))
 
@@ -242,17 +242,12 @@ def _check(given: dict[str, Any]) -> None:
             raise error.about(hint="blobstore run --help shows the usage.") from None
 
 
-@contextmanager
-def loading(name: str) -> Iterator[None]:
+def loading(name: str) -> AbstractContextManager[object]:
     """Say on a terminal that a model is loaded, until it is."""
-    if not sys.stderr.isatty():
-        yield
-        return
-    print(f"Loading {printable(name)} …", end="", file=sys.stderr, flush=True)
-    try:
-        yield
-    finally:
-        print("\r\x1b[K", end="", file=sys.stderr, flush=True)
+    from rich.console import Console
+    from rich.text import Text
+
+    return Console(stderr=True).status(Text(f"Loading {printable(name)} …"))
 
 
 def _prompt(words: list[str] | None, as_json: bool) -> str | None:
@@ -288,7 +283,6 @@ def _read_stdin() -> str:
 
 
 def _note_unused(prompts: Prompts, system: str | None) -> None:
-    """Note texts that have no place without a template."""
     texts = prompts.texts
     if prompts.continues and (system or texts.system or texts.messages):
         what = "--raw" if prompts.is_raw else "a model without a template"
@@ -323,9 +317,7 @@ _HELP = """\
   Ctrl-C          stop the answer; twice: end"""
 
 
-def hold_conversation(
-    model: LanguageModel, prompts: Prompts, system: str | None, is_verbose: bool
-) -> None:
+def hold_conversation(model: LanguageModel, system: str | None, is_verbose: bool) -> None:
     """Hold a conversation until ``/bye`` or Ctrl-D.
 
     Raises: KeyboardInterrupt for a second Ctrl-C.
@@ -334,9 +326,9 @@ def hold_conversation(
 
     signal.set_wakeup_fd(-1)  # Ctrl-C stops an answer, and no longer ends the process
     _edit_lines()
-    conversation = Conversation(model, prompts, system)
-    if prompts.continues:
-        why = "--raw uses no template" if prompts.is_raw else "The model has no chat template"
+    conversation = Conversation(model, system)
+    if model.prompts.continues:
+        why = "--raw uses no template" if model.prompts.is_raw else "The model has no chat template"
         emit(f"{why}: it continues what you type. /? shows help.")
     for text in _messages(conversation):
         try:
@@ -420,15 +412,12 @@ def _answer(conversation: Conversation, text: str, context: int | None, is_verbo
         emit()
     emit()
     if answer.finish_reason == "length":
-        note(f"the answer ended after {counted(answer.tokens, 'token')}: {_limit(answer, context)}")
+        why = "--max-tokens allows more"
+        if context is not None and answer.prompt_tokens + answer.tokens >= context:
+            why = f"the context of {context:,} is full, /clear empties it"
+        note(f"the answer ended after {counted(answer.tokens, 'token')}: {why}")
     if is_verbose:
         note(figures(answer))
-
-
-def _limit(answer: Generation, context: int | None) -> str:
-    if context is not None and answer.prompt_tokens + answer.tokens >= context:
-        return f"the context of {context:,} is full, /clear empties it"
-    return "--max-tokens allows more"
 
 
 @contextmanager
@@ -517,14 +506,10 @@ def serve(
         raise UsageError(f"{unused[0]} needs a model to serve", hint="Use --lm NAME.")
     if api_key == "":
         raise UsageError("--api-key is empty", hint="Leave it out to serve without a key.")
-    opened = cached_stores_at(store, lower, cache, cache_size, ca_file=ca_file)
-    try:
+    opened = stores_at(store, lower, cache=(cache, cache_size), ca_file=ca_file)
+    with needs("web", "starlette and uvicorn are not installed"):
         import starlette  # noqa: F401
         import uvicorn  # noqa: F401
-    except ImportError as error:
-        raise UsageError(
-            "starlette and uvicorn are not installed", hint=install_hint("web")
-        ) from error
     from blobstore.web.application import Hosts, application, check_address, serve_at
     from blobstore.web.distribution import distribution_routes
     from blobstore.web.report import plan_document

@@ -5,9 +5,8 @@ from __future__ import annotations
 import os
 import sys
 import unicodedata
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
-from functools import partial
+from collections.abc import Mapping
+from contextlib import ExitStack
 from getpass import getpass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -23,11 +22,12 @@ from blobstore.cli.output import (
     amounts,
     counted,
     emit,
+    emit_lines,
     note,
     printable,
     progress_bar,
-    show_replaced,
-    show_result,
+    replaced_line,
+    show_lines,
     with_bar,
 )
 from blobstore.cli.stores import (
@@ -47,10 +47,8 @@ from blobstore.io.durable import os_errors, read_own, write_new_file
 
 if TYPE_CHECKING:
     from blobstore.formats.oci import DockerReference
-    from blobstore.io.workers import Progress
-    from blobstore.store.ports import Readable
     from blobstore.store.registry.logins import Login
-    from blobstore.store.signing.signed_models import CheckedModel, SignedModel
+    from blobstore.store.signing.signed_models import CheckedModel
     from blobstore.store.transfer import TransferResult
 
 
@@ -136,11 +134,15 @@ def push(
         raise UsageError("--oci is for the model itself, --artifact sends another form")
     _check_artifact(artifact, to, given)
     with progress_bar() as progress, ExitStack() as opened:
-        model: Readable = source
+        model: Any = source
         if artifact is not None:
+            options = export_options(**given)
             model = opened.enter_context(
-                _opened_artifact(name, source, artifact, given, jobs, progress)
+                blobstore.open_artifact(
+                    name, source, artifact, **options, jobs=jobs, progress=progress
+                )
             )
+            note(*model.notes)
         done = blobstore.push(
             name, model, to=to, neighbours=source, access=access, jobs=jobs, progress=progress
         )
@@ -149,7 +151,7 @@ def push(
             second = opened.enter_context(blobstore.open_artifact(name, source, "oci"))
             place = f"{scheme}{mark}{done.name}-oci"
             blobstore.push(name, second, to=place, neighbours=source, access=access, jobs=jobs)
-    show_result(done, partial(_show, "Pushed", "sent"), as_json)
+    _show(done, as_json, "Pushed", "sent")
     if oci and not as_json:
         emit(f"OCI manifest: {done.name}-oci")
 
@@ -164,23 +166,6 @@ def _check_artifact(kind: str | None, to: str | None, given: Mapping[str, str]) 
         raise UsageError(
             "--artifact needs a REF", hint="Under the model's own name it would replace the model."
         )
-
-
-@contextmanager
-def _opened_artifact(
-    name: str,
-    store: Readable,
-    kind: str,
-    given: Mapping[str, str],
-    jobs: int | None,
-    progress: Progress | None,
-) -> Iterator[Readable]:
-    options = export_options(**given)
-    with blobstore.open_artifact(
-        name, store, kind, **options, jobs=jobs, progress=progress
-    ) as made:
-        note(*made.notes)
-        yield made
 
 
 def pull(
@@ -209,17 +194,20 @@ def pull(
     done = with_bar(
         blobstore.pull, name, target, name=new_name, access=access, policy=required, jobs=jobs
     )
-    show_result(done, partial(_show, "Pulled", "fetched"), as_json)
+    _show(done, as_json, "Pulled", "fetched")
 
 
-def _show(verb: str, moved: str, done: TransferResult) -> None:
+def _show(done: TransferResult, as_json: bool, verb: str, moved: str) -> None:
     ways = amounts({"reused": done.there, moved: done.moved})
     renamed = f" as {done.name}" if done.name != done.source else ""
-    emit(f"{verb} {done.source}{renamed}: {ways}")
-    if done.signatures:
-        emit(f"{verb} {counted(done.signatures, 'signature')}")
-    emit(f"Digest: {done.digest}")
-    show_replaced(done.replaced)
+    show_lines(
+        done,
+        as_json,
+        f"{verb} {done.source}{renamed}: {ways}",
+        f"{verb} {counted(done.signatures, 'signature')}" if done.signatures else "",
+        f"Digest: {done.digest}",
+        replaced_line(done.replaced),
+    )
 
 
 Host = Annotated[str, Argument(metavar="HOST", help="A registry: HOST or HOST:PORT.")]
@@ -253,7 +241,7 @@ def login(
     place = credentials().keep(host, given)
     if not asked:
         note(f"{host} did not ask for a login, so the login was not checked.")
-    emit(printable(f"Logged in to {host}; the login is stored in {place}"))
+    emit_lines(f"Logged in to {host}; the login is stored in {place}")
 
 
 def logout(host: Host) -> None:
@@ -266,7 +254,7 @@ def logout(host: Host) -> None:
     if not keyring.drop(host):
         note(f"Not logged in to {host}.")
     else:
-        emit(printable(f"Logged out of {host}"))
+        emit_lines(f"Logged out of {host}")
     if (other := keyring.find(host)) is not None:
         note(f"{other.place} still has a login for {host}.")
 
@@ -334,8 +322,15 @@ def verify_signatures(
 ) -> bool:
     """Check and show the signatures of models; return whether all are signed as required."""
     checked = blobstore.check_signatures(names or (), store, policy_of(key, policy, identity))
-    show_result(checked, _show_checks, as_json)
-    return all(model.is_accepted for model in checked)
+    refused = sum(not model.is_accepted for model in checked)
+    show_lines(
+        checked,
+        as_json,
+        *(line for model in checked for line in _check_lines(model)),
+        f"Checked the signatures of {counted(len(checked), 'model')}: "
+        f"{f'{refused} refused' if refused else 'all accepted'}",
+    )
+    return not refused
 
 
 def policy_of(
@@ -359,18 +354,12 @@ def _read_key(path: str) -> bytes:
     return read_own(Path(path), MAX_KEY_FILE, follow=True)
 
 
-def _show_checks(models: Sequence[CheckedModel]) -> None:
-    for model in models:
-        named = f"{model.name} ({model.digest.short})"
-        if model.error is not None:
-            emit(printable(model.error.message))
-        elif not model.accepted:
-            emit(f"{named} needs no signature")
-        for one in model.accepted:
-            emit(printable(f"{named} is signed by {one.key.name} for {one.identity}"))
-    refused = sum(not model.is_accepted for model in models)
-    verdict = f"{refused} refused" if refused else "all accepted"
-    emit(f"Checked the signatures of {counted(len(models), 'model')}: {verdict}")
+def _check_lines(model: CheckedModel) -> list[str]:
+    named = f"{model.name} ({model.digest.short})"
+    if model.error is not None:
+        return [model.error.message]
+    signed = [f"{named} is signed by {one.key.name} for {one.identity}" for one in model.accepted]
+    return signed or [f"{named} needs no signature"]
 
 
 def identity_of(text: str | None) -> DockerReference | None:
@@ -432,13 +421,15 @@ def sign(
     signed = [
         blobstore.sign_model(name, opened, private, identity=signed_for) for name in full_names
     ]
-    show_result(signed, _show_signatures, as_json)
-
-
-def _show_signatures(models: Sequence[SignedModel]) -> None:
-    for model in models:
-        verb = "Signed" if model.is_new else "Already signed"
-        emit(f"{verb} {model.name} ({model.digest.short}) for {model.identity}")
+    show_lines(
+        signed,
+        as_json,
+        *(
+            f"{'Signed' if model.is_new else 'Already signed'} {model.name}"
+            f" ({model.digest.short}) for {model.identity}"
+            for model in signed
+        ),
+    )
 
 
 def _generate(prefix: str) -> None:

@@ -96,7 +96,10 @@ def store_at(
         raise UsageError("--store is empty", hint="Is a variable unset?")
     named = folder or default_place()
     if "://" in named:
-        return _store_in_bucket(named, wait_s, cache, ca_file)
+        trusted = {"ca_file": network(ca_file)["ca_file"] or ""}
+        bucket = open_bucket(named, bucket_options(named) | trusted)
+        kept = None if cache is None else _open_cache(*cache)
+        return blobstore.BucketStore(bucket, cache=kept, wait_s=wait_s)
     store = blobstore.open_store(named, wait_s=wait_s)
     if not may_be_new and (folder or os.path.lexists(store.root)):
         store.require()
@@ -139,10 +142,11 @@ def _token_for(address: str, endpoint: str) -> str | None:
     from blobstore.io.http.web_addresses import WebAddress
     from blobstore.source.addresses import is_web_address
 
-    token = os.environ.get("HF_TOKEN", "").strip() or None
-    if not is_web_address(address):
-        return token if address.lower().startswith("hf://") else None
-    return token if WebAddress.parse(address).origin == WebAddress.parse(endpoint).origin else None
+    if is_web_address(address):
+        is_hubs = WebAddress.parse(address).origin == WebAddress.parse(endpoint).origin
+    else:
+        is_hubs = address.lower().startswith("hf://")
+    return os.environ.get("HF_TOKEN", "").strip() or None if is_hubs else None
 
 
 def stores_at(
@@ -157,7 +161,7 @@ def stores_at(
 ) -> Any:
     """Return the store of `store_at`, over those that ``--lower`` or the environment names.
 
-    Raises: as `store_at`.
+    Raises: as `store_at`; UsageError if a cache is asked for, and no store is in a bucket.
     """
     if lower is not None and "" in lower:
         raise UsageError("--lower is empty", hint="Is a variable unset?")
@@ -170,9 +174,12 @@ def stores_at(
     below = [store_at(folder, cache=cache, ca_file=ca_file) for folder in folders]
     if lower is None:  # an exported variable may name the store itself
         below = [store for store in below if store.address != upper.address]
-    if not below:
-        return upper
-    return blobstore.LayeredStore(upper, below, copies_up=copies_up)
+    if any(cache or ()) and not any(home.has_cache for home in (upper, *below)):
+        raise UsageError(
+            f"a cache is for a store in a bucket, and {upper.address} is a folder",
+            hint="Leave out --cache and --cache-size.",
+        )
+    return blobstore.LayeredStore(upper, below, copies_up=copies_up) if below else upper
 
 
 CacheOption = Annotated[
@@ -202,36 +209,6 @@ def _open_cache(folder: str | None, nbytes: str | None) -> Any:
     home = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")  # noqa: PTH111
     place = folder or os.environ.get("BLOBSTORE_CACHE") or f"{home}/blobstore"
     return BlobCache(place, CACHE_NBYTES if nbytes is None else parse_size(nbytes))
-
-
-def cached_stores_at(
-    store: str | None,
-    lower: Sequence[str] | None,
-    cache: str | None,
-    cache_size: str | None,
-    **means: Any,
-) -> Any:
-    """Return the store of `stores_at`, with a cache of the blobs of buckets.
-
-    Raises: UsageError if a cache is asked for, and no store is in a bucket.
-    """
-    opened = stores_at(store, lower, cache=(cache, cache_size), **means)
-    is_asked_for = cache is not None or cache_size is not None
-    if is_asked_for and not any(home.has_cache for home in (opened.upper, *opened.lower)):
-        raise UsageError(
-            f"a cache is for a store in a bucket, and {opened.address} is a folder",
-            hint="Leave out --cache and --cache-size.",
-        )
-    return opened
-
-
-def _store_in_bucket(
-    address: str, wait_s: float | None, cache: CacheChoice | None, ca_file: str | None
-) -> Any:
-    kept = None if cache is None else _open_cache(*cache)
-    trusted = {"ca_file": network(ca_file)["ca_file"] or ""}
-    bucket = open_bucket(address, bucket_options(address) | trusted)
-    return blobstore.BucketStore(bucket, cache=kept, wait_s=wait_s)
 
 
 def folder_store_at(

@@ -67,15 +67,13 @@ def show_tree(
         show_each(in_number_order(tensors), headings, cells, *more)
         return
     from blobstore.inspection.inspection import tree_of
-    from blobstore.store.stored import weights_by_type
 
     rows = []
     for branch in tree_of(in_number_order(tensors), depth):
         alike = f" ({branch.alike:,} alike)" if branch.alike > 1 else ""
         name = f"{_INDENT * branch.depth}{_cut(branch.name)}{alike}"
-        types = [kind for kind, _ in weights_by_type(branch.tensors).most_common()]
         dims = "" if branch.shape is None else _cut(shape(branch.shape))
-        rows.append((name, shortened(types, _MOST_TYPES), dims, *cells(branch.tensors)))
+        rows.append((name, shortened(branch.types, _MOST_TYPES), dims, *cells(branch.tensors)))
     show_table(("MODULE", "TYPE", "SHAPE", *headings), [*rows, *more])
 
 

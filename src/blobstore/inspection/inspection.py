@@ -16,7 +16,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 from blobstore.errors import BlobStoreError, quoted
 from blobstore.formats.checkpoint import SourceConfig
@@ -25,7 +25,7 @@ from blobstore.formats.gguf import GgufHeader
 from blobstore.formats.safetensors.header import Header, TensorEntry, json_of
 from blobstore.source.packings import Packing, UnclearPackingError, read_packing
 from blobstore.source.producers import ASIDE, QUANT_STATE, REFUSED_METHODS, row_of
-from blobstore.store.stored import StoredTensor, bits_per_weight, stored_tensors
+from blobstore.store.stored import StoredTensor, bits_per_weight, stored_tensors, weights_by_type
 
 
 @dataclass(frozen=True, slots=True)
@@ -434,11 +434,25 @@ _MAX_DEPTH = 32
 class Branch:
     """One line of a tree: modules that are alike, with all tensors below them, or one tensor."""
 
+    KEYS = ("depth", "name", "alike", "types", "shape", "parameters", "size=nbytes")
+
     depth: int
     name: str
-    alike: int
+    alike: Annotated[int, "how many modules in each of the parents"]
     tensors: list[Any]
-    shape: tuple[int, ...] | None
+    shape: Annotated[tuple[int, ...] | None, "of a tensor"]
+
+    @property
+    def types(self) -> Annotated[list[str], "of most weights first"]:
+        return [kind for kind, _ in weights_by_type(self.tensors).most_common()]
+
+    @property
+    def parameters(self) -> int:
+        return sum(tensor.parameters for tensor in self.tensors)
+
+    @property
+    def nbytes(self) -> Annotated[int, "with scales and biases"]:
+        return sum(tensor.nbytes for tensor in self.tensors)
 
 
 @dataclass(slots=True, eq=False)

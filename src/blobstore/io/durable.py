@@ -16,7 +16,13 @@ from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from blobstore.errors import BlobStoreError, LimitExceededError, StorageError, from_os_error
+from blobstore.errors import (
+    BlobStoreError,
+    LimitExceededError,
+    StorageError,
+    UsageError,
+    from_os_error,
+)
 from blobstore.hashing import Bytes
 from blobstore.io import _native
 from blobstore.io.ranges import FileReader, close_quietly
@@ -411,6 +417,23 @@ def check_regular(path: str | os.PathLike[str]) -> None:
     if os.path.lexists(path) and not Path(path).is_file():
         name = os.fspath(path)
         raise StorageError(f"{name} is not a regular file", path=name)
+
+
+def check_place(path: str | os.PathLike[str], *, replace: bool) -> None:
+    """Check where a file shall go, before the work that makes it.
+
+    Raises: UsageError if a file is there, unless ``replace``; StorageError if something else is;
+    MissingFileError without its folder.
+    """
+    place = Path(path)
+    with os_errors("write", place):
+        os.stat(f"{place.parent}/.")  # noqa: PTH116  # a file there is an error
+        with suppress(FileNotFoundError):
+            place.lstat()  # the name may be too long
+        check_regular(place)
+    if not replace and os.path.lexists(place):
+        hint = "Choose another name, or replace it: `replace=True`."
+        raise UsageError(f"{place} already exists", path=str(place), hint=hint)
 
 
 def write_new_file(path: Path, data: bytes, *, mode: int = FILE_MODE, syncs: bool = False) -> None:

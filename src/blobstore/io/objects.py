@@ -44,7 +44,7 @@ from blobstore.errors import (
     ShortReadError,
     StorageError,
     UsageError,
-    install_hint,
+    needs,
     quoted,
 )
 from blobstore.io.durable import os_errors
@@ -131,12 +131,8 @@ def open_bucket(address: str, options: Mapping[str, str] | None = None) -> Bucke
         raise UsageError(f"not a bucket: {quoted(address)}", hint=_FORM)
     if scheme in CLOUDS and not match["bucket"].strip("."):
         raise UsageError(f"{quoted(address)} does not name a bucket", hint=_FORM)
-    try:
+    with needs("cloud", f"reading and writing {scheme}:// needs the package obstore"):
         from obstore.store import LocalStore, MemoryStore
-    except ImportError:
-        raise UsageError(
-            f"reading and writing {scheme}:// needs the package obstore", hint=install_hint("cloud")
-        ) from None
     prefix = (match["prefix"] or "").strip("/")
     if scheme == "file":
         with object_errors(OPEN, f"/{prefix}"):

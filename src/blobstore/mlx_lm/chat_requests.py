@@ -8,7 +8,6 @@ images and templates, which a request can't name here; and OpenAI's ``n``, lists
 import json
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Any
 
 from blobstore.errors import (
@@ -87,19 +86,6 @@ _KINDS: Mapping[str, tuple[type, str]] = {
 _ANY = (object, "any")
 
 
-@dataclass(frozen=True, slots=True)
-class ChatModel:
-    """What is served: a model's name, its parameters, and the messages before a conversation.
-
-    ``vocabulary``: tokens, for the ids in a request.
-    """
-
-    name: str
-    sampling: Sampling
-    vocabulary: int
-    beginning: Sequence[Message] = ()
-
-
 def parse_request(raw: bytes, path: str, names: Sequence[str]) -> dict[str, Any]:
     """Return what a request to ``path`` gives, without nulls; ``names``: of the models offered.
 
@@ -143,33 +129,40 @@ def parse_request(raw: bytes, path: str, names: Sequence[str]) -> dict[str, Any]
     }
 
 
-def complete_request(given: Mapping[str, Any], path: str, served: ChatModel) -> dict[str, Any]:
-    """Return a request of `parse_request` to ``path`` with the model's defaults.
+def complete_request(
+    given: Mapping[str, Any],
+    path: str,
+    sampling: Sampling,
+    vocabulary: int,
+    beginning: Sequence[Message] = (),
+) -> dict[str, Any]:
+    """Return a request of `parse_request` to ``path`` with the defaults of a model's ``sampling``.
 
-    A system text in the request replaces the model's.
+    ``vocabulary``: tokens, for the ids in a request. ``beginning``: the model's messages before a
+    conversation; a system text in the request replaces the model's.
 
     Raises: UsageError for a token that the model lacks, and a prompt that can't fit its context.
     """
-    document = {**served.sampling.document(), **given}
+    document = {**sampling.document(), **given}
     document["temperature"] = read_field("temperature", document["temperature"])
-    if served.sampling.seed is not None:
-        document.setdefault("seed", served.sampling.seed)
-    if document["top_k"] >= served.vocabulary:
+    if sampling.seed is not None:
+        document.setdefault("seed", sampling.seed)
+    if document["top_k"] >= vocabulary:
         document["top_k"] = 0  # all tokens; mlx-lm wants fewer than there are
     for key, value in document.get("logit_bias", {}).items():
-        if not (key.isascii() and key.isdecimal() and int(key[:20]) < served.vocabulary):
+        if not (key.isascii() and key.isdecimal() and int(key[:20]) < vocabulary):
             raise UsageError(f"logit_bias: {quoted(key)} is not a token of the model")
         checked_number("a value of logit_bias", value, float, -PLENTY, PLENTY)
     if path == CHAT:
         has_system = any(one["role"] == "system" for one in given["messages"])
-        own = [dict(one) for one in served.beginning if not has_system or one["role"] != "system"]
+        own = [dict(one) for one in beginning if not has_system or one["role"] != "system"]
         document["messages"] = own + given["messages"]
         texts = [one["content"] for one in document["messages"]]
     else:
         texts = document["prompts"]
         for token in (token for prompt in texts if isinstance(prompt, list) for token in prompt):
-            checked_number("a token of prompt", token, int, 0, served.vocabulary - 1)
-    served.sampling.check_characters(sum(map(len, texts)))
+            checked_number("a token of prompt", token, int, 0, vocabulary - 1)
+    sampling.check_characters(sum(map(len, texts)))
     return document
 
 

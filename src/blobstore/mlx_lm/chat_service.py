@@ -18,15 +18,13 @@ import uuid
 from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
-from functools import cached_property
+from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from threading import Thread
 from typing import Any
 
 import mlx.core as mx
 from mlx_lm.generate import (
-    BatchGenerator,
     TextStateMachine,
     make_stop_sequences,
     make_text_state_machine,
@@ -36,14 +34,12 @@ from mlx_lm.server import ToolCallFormatter, get_system_fingerprint
 from blobstore.errors import UsageError
 from blobstore.mlx_lm.chat_requests import (
     CHAT,
-    ChatModel,
     complete_request,
     find_model,
     parse_request,
 )
 from blobstore.mlx_lm.conversation import (
     LanguageModel,
-    PromptCaches,
     StopRequest,
     StopTexts,
     load_language_model,
@@ -51,7 +47,6 @@ from blobstore.mlx_lm.conversation import (
     sampler,
 )
 from blobstore.mlx_lm.grammars import grammar_processors
-from blobstore.mlx_lm.prompts import Prompts
 from blobstore.store.ports import Readable
 from blobstore.store.stored_model import StoredModel
 
@@ -68,19 +63,6 @@ _TAIL = 11
 Event = dict[str, Any] | tuple[int, int] | Exception | None
 """What a request gets: tokens of its prompt that are computed, and all of them; the documents of
 its answer, one unless it is a stream; None or an exception at the end."""
-
-
-@dataclass(slots=True)
-class Prompt:
-    """The tokens of a prompt. ``index``: of its answer; ``state``: in which that begins.
-
-    ``state``: "normal" or "reasoning". ``cached``: tokens at the beginning that are computed.
-    """
-
-    tokens: list[int]
-    state: str = "normal"
-    index: int = 0
-    cached: int = 0
 
 
 @dataclass(eq=False)
@@ -150,22 +132,28 @@ class Job:
 
 
 class ChatAnswer:
-    """One answer to a request: its parts, made from its tokens."""
+    """One answer to a request: its parts, made from its tokens.
 
-    def __init__(self, job: Job, tokenizer: Any, prompt: Prompt) -> None:
+    ``prompt``: its tokens. ``index``: of the answer, among those to the request; ``state``: in
+    which it begins, "normal" or "reasoning". ``cached``: tokens of the prompt that are computed.
+    """
+
+    def __init__(
+        self, job: Job, tokenizer: Any, prompt: list[int], index: int, state: str, cached: int
+    ) -> None:
         self.job = job
+        self.prompt, self.index, self.cached = prompt, index, cached
         self.has_stopped = False
-        self._prompt = prompt
         self._tokenizer = tokenizer
         self._detokenizer = tokenizer.detokenizer
         self._stops = StopTexts(job.document["stop"])
-        self._machine = make_text_state_machine(tokenizer).make_state(prompt.state)
+        self._machine = make_text_state_machine(tokenizer).make_state(state)
         self._format_calls = ToolCallFormatter(
             tokenizer.tool_parser, job.document.get("tools"), job.is_stream
         )
         self._count = 0
         self._logprobs: list[dict[str, Any]] = []
-        self._state = prompt.state
+        self._state = state
         self._texts: defaultdict[str, str] = defaultdict(str)
         self._calls: list[str] = []
         self._has_called = False
@@ -225,14 +213,13 @@ class ChatAnswer:
             self._texts.update(normal="", reasoning="")
             self._calls = []
         if reason is not None:
-            prompt = self._prompt
-            is_first = prompt.index % self.job.document.get("n", 1) == 0
-            own = {"prompt": len(prompt.tokens), "cached": prompt.cached} if is_first else {}
+            is_first = self.index % self.job.document.get("n", 1) == 0
+            own = {"prompt": len(self.prompt), "cached": self.cached} if is_first else {}
             self.job.end_answer({**own, "answer": self._count})
 
     def _choice(self, reason: str | None) -> dict[str, Any]:
         text = self._texts["normal"]
-        choice: dict[str, Any] = {"index": self._prompt.index, "finish_reason": reason}
+        choice: dict[str, Any] = {"index": self.index, "finish_reason": reason}
         if self._logprobs:
             choice["logprobs"] = {"content": self._logprobs}
         if self.job.path != CHAT:
@@ -247,39 +234,6 @@ class ChatAnswer:
         return {**choice, "delta" if self.job.is_stream else "message": message}
 
 
-@dataclass(eq=False)
-class LoadedModel:
-    """A model in memory, with what its answers share. ``served``: the defaults of requests."""
-
-    model: LanguageModel
-    prompts: Prompts
-    served: ChatModel
-
-    def __post_init__(self) -> None:
-        self.caches = PromptCaches(_CACHES)
-        self.can_batch = all(hasattr(one, "merge") for one in self.model.new_cache())
-
-    @cached_property
-    def generator(self) -> BatchGenerator:
-        return BatchGenerator(self.model.network)
-
-    def prompt(self, job: Job, index: int) -> Prompt:
-        """Return the prompt of an answer to a request. Raises: as `Prompts.chat_tokens`."""
-        tokenizer = self.model.tokenizer
-        if job.path == CHAT:
-            tokens = self.prompts.chat_tokens(job.document)
-        else:
-            given = job.document["prompts"][index // job.document.get("n", 1)]
-            tokens = list(tokenizer.encode(given)) if isinstance(given, str) else given
-        state = "normal"
-        if job.path == CHAT and not self.prompts.continues:
-            if tokenizer.has_thinking:
-                begin, end = tokenizer.rfind_think_start(tokens), tokenizer.rfind_think_end(tokens)
-                state = "reasoning" if begin > end else state
-            state = tokenizer.response_initial_state or state
-        return Prompt(tokens, state, index)
-
-
 class ChatService:
     """Models that are served. It has a thread: call `close`.
 
@@ -291,13 +245,13 @@ class ChatService:
     """
 
     def __init__(
-        self, sizes: Mapping[str, int], load: Callable[[str], LoadedModel], memory: int
+        self, sizes: Mapping[str, int], load: Callable[[str], LanguageModel], memory: int
     ) -> None:
         self._sizes = sizes
         self._load = load
         self._memory = memory
         self._created = int(time.time())
-        self._loaded: OrderedDict[str, LoadedModel] = OrderedDict()
+        self._loaded: OrderedDict[str, LanguageModel] = OrderedDict()
         self._use(next(iter(sizes)))
         self._answers: dict[int, ChatAnswer] = {}
         self._jobs: SimpleQueue[tuple[Job, int] | None] = SimpleQueue()
@@ -308,10 +262,10 @@ class ChatService:
         self._thread.start()
 
     @property
-    def _current(self) -> LoadedModel:
+    def _current(self) -> LanguageModel:
         return next(reversed(self._loaded.values()))
 
-    def _use(self, name: str) -> LoadedModel:
+    def _use(self, name: str) -> LanguageModel:
         """Return a model, which is then the current one. No other may have answers."""
         if name not in self._loaded:
             room = self._memory - self._sizes[name]
@@ -371,58 +325,56 @@ class ChatService:
             self._go_on()
 
     def _is_alone(self, job: Job) -> bool:
-        served = self._current.served
-        has_seed = "seed" in job.document or served.sampling.seed is not None
-        return has_seed or job.document["model"] != served.name or not self._current.can_batch
+        model = self._current
+        has_seed = "seed" in job.document or model.sampling.seed is not None
+        can_batch = all(hasattr(one, "merge") for one in model.new_cache())
+        return has_seed or job.document["model"] != model.name or not can_batch
 
     def _begin(self, job: Job, index: int) -> None:
         if job.is_stopped:
             return
         try:
-            loaded = self._use(job.document["model"])
+            model = self._use(job.document["model"])
+            tokenizer = model.tokenizer
             if not index:
-                job.document = complete_request(job.document, job.path, loaded.served)
-            prompt = loaded.prompt(job, index)
+                defaults = model.sampling, len(tokenizer), model.prompts.first_messages()
+                job.document = complete_request(job.document, job.path, *defaults)
+            prompt, state = _prompt(model, job, index)
             limit = job.document.get("max_completion_tokens", job.document["max_tokens"])
-            limit = loaded.model.sampling.room(len(prompt.tokens), limit)
-            cache, rest = loaded.caches.nearest(prompt.tokens)
-            prompt.cached = len(prompt.tokens) - len(rest)
-            tokenizer, is_reasoning = loaded.model.tokenizer, prompt.state == "reasoning"
+            limit = model.sampling.room(len(prompt), limit)
+            cache, rest = model.nearest(prompt)
+            is_reasoning = state == "reasoning"
             change = processors(job.document)
             change += grammar_processors(job.document, tokenizer, is_reasoning=is_reasoning)
-            answer = ChatAnswer(job, tokenizer, prompt)
+            answer = ChatAnswer(job, tokenizer, prompt, index, state, len(prompt) - len(rest))
             begin = self._answer_alone if self._is_alone(job) else self._add_to_batch
-            begin(answer, prompt, cache, limit, change)
+            begin(answer, cache, limit, change)
         except StopRequest:
             _log.debug("a client disconnected")
         except Exception as error:  # noqa: BLE001  # it is the answer
             job.fail(error)
 
-    def _answer_alone(
-        self, answer: ChatAnswer, prompt: Prompt, cache: Any, limit: int, change: list[Any]
-    ) -> None:
-        job, model = answer.job, self._current.model
+    def _answer_alone(self, answer: ChatAnswer, cache: Any, limit: int, change: list[Any]) -> None:
+        job, model = answer.job, self._current
         if "seed" in job.document:  # each of several answers to one prompt has its own
-            mx.random.seed(job.document["seed"] + prompt.index % job.document.get("n", 1))
+            mx.random.seed(job.document["seed"] + answer.index % job.document.get("n", 1))
         cache = model.new_cache() if cache is None else cache
-        written, rest = list(prompt.tokens), prompt.tokens[prompt.cached :]
+        written, rest = list(answer.prompt), answer.prompt[answer.cached :]
         for response in model.responses(rest, job.document, limit, cache, job.check, change):
             written.append(response.token)
             answer.write(response.token, response.logprobs, response.finish_reason)
             if answer.has_stopped or job.is_stopped or self._is_closed:
                 break
-        self._current.caches.keep(written, cache)
+        self._current.keep(written, cache)
 
-    def _add_to_batch(
-        self, answer: ChatAnswer, prompt: Prompt, cache: Any, limit: int, change: list[Any]
-    ) -> None:
+    def _add_to_batch(self, answer: ChatAnswer, cache: Any, limit: int, change: list[Any]) -> None:
         """Add an answer to those that are computed together.
 
         Of a prompt that ends with the mark that begins reasoning, the cache of the part before is
         kept alone: a later prompt has another text in place of the mark.
         """
-        tokenizer = self._current.model.tokenizer
-        tokens, begin, cut = prompt.tokens, prompt.cached, -1
+        tokenizer = self._current.tokenizer
+        tokens, begin, cut = answer.prompt, answer.cached, -1
         if tokenizer.has_thinking:
             cut = tokenizer.rfind_think_start(tokens, start=len(tokens) - _TAIL)
         cut = cut if cut > begin else len(tokens)
@@ -439,8 +391,8 @@ class ChatService:
 
     def _go_on(self) -> None:
         """Compute a token of each answer, or a part of its prompt."""
-        loaded = self._current
-        prompts, tokens = loaded.generator.next()
+        model = self._current
+        prompts, tokens = model.generator.next()
         for done in prompts:
             self._answers[done.uid].job.put(done.progress)
         self._keep(
@@ -453,19 +405,38 @@ class ChatService:
             except Exception as error:  # noqa: BLE001  # of mlx-lm's parser of calls
                 answer.job.fail(error)
             if response.finish_reason is not None:
-                loaded.caches.keep(response.all_tokens, response.prompt_cache)
+                model.keep(response.all_tokens, response.prompt_cache)
                 del self._answers[response.uid]
         stopped = {uid for uid, answer in self._answers.items() if answer.has_stopped}
         self._keep(stopped)
         gone = {uid for uid, answer in self._answers.items() if answer.job.is_stopped}
         if ended := stopped | gone:
-            loaded.generator.remove(ended)
-        for uid in ended:
-            del self._answers[uid]
+            model.generator.remove(ended)
+            self._answers = {uid: self._answers[uid] for uid in self._answers.keys() - ended}
 
     def _keep(self, uids: Iterable[int]) -> None:
         for cache, tokens in self._current.generator.extract_cache(uids).values():
-            self._current.caches.keep(tokens, cache)
+            self._current.keep(tokens, cache)
+
+
+def _prompt(model: LanguageModel, job: Job, index: int) -> tuple[list[int], str]:
+    """Return the prompt of an answer, and in which state that begins.
+
+    Raises: as `Prompts.chat_tokens`.
+    """
+    tokenizer = model.tokenizer
+    if job.path == CHAT:
+        tokens = model.prompts.chat_tokens(job.document)
+    else:
+        given = job.document["prompts"][index // job.document.get("n", 1)]
+        tokens = list(tokenizer.encode(given)) if isinstance(given, str) else given
+    state = "normal"
+    if job.path == CHAT and not model.prompts.continues:
+        if tokenizer.has_thinking:
+            begin, end = tokenizer.rfind_think_start(tokens), tokenizer.rfind_think_end(tokens)
+            state = "reasoning" if begin > end else state
+        state = tokenizer.response_initial_state or state
+    return tokens, state
 
 
 def load_service(
@@ -489,17 +460,10 @@ def load_service(
         if size > memory:
             raise UsageError(f"{name} has {size:,} bytes of weights, the limit is {memory:,}")
 
-    def load(name: str) -> LoadedModel:
-        model, prompts, notes = load_language_model(name, store=store, given={})
+    def load(name: str) -> LanguageModel:
+        model, notes = load_language_model(name, store=store, given={}, caches=_CACHES)
         for text in notes:
             note(f"{name}: {text}")
-        seed = prompts.texts.parameters.get("seed", -1)  # valid, or below 0: not set
-        served = ChatModel(
-            name=model.name,
-            sampling=replace(model.sampling, seed=seed if seed >= 0 else None),
-            vocabulary=len(model.tokenizer),
-            beginning=prompts.first_messages(),
-        )
-        return LoadedModel(model, prompts, served)
+        return model
 
     return ChatService(sizes, load, memory)

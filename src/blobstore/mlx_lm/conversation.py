@@ -7,7 +7,8 @@ token of a conversation is computed once, unless a template changes earlier text
 import random
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from blobstore.mlx_lm.loading import build, tokenizer_of
@@ -20,8 +21,6 @@ from blobstore.names import ModelName
 from blobstore.store.ports import Readable
 
 _KEY = "model"
-# Conversations that are cached: the one that goes on, and the one before an edit of it.
-_CACHES = 2
 
 
 class StopTexts:
@@ -46,26 +45,6 @@ class StopTexts:
         if is_last and not self.is_found:
             segments.append(("", self._machine.flush(self._state)[1]))
         return "".join(part for _, part in segments)
-
-
-class PromptCaches:
-    """Keys and values of the last ``count`` prompts and answers: mlx-lm's `LRUPromptCache`."""
-
-    def __init__(self, count: int) -> None:
-        from mlx_lm.models.cache import LRUPromptCache
-
-        self._caches = LRUPromptCache(count)
-
-    def nearest(self, prompt: list[int]) -> tuple[Any, list[int]]:
-        """Return a cache of the beginning of a prompt, or None, and the tokens that it lacks.
-
-        At least the last token is lacking, without which mlx-lm can't go on.
-        """
-        cache, rest = self._caches.fetch_nearest_cache(_KEY, prompt[:-1])
-        return cache, [*rest, prompt[-1]]
-
-    def keep(self, tokens: Sequence[int], cache: Any) -> None:
-        self._caches.insert_cache(_KEY, list(tokens), cache)
 
 
 class StopRequest(BaseException):  # not an error of mlx-lm
@@ -108,16 +87,40 @@ class Generation:
 class LanguageModel:
     """A loaded model that answers prompts, with the parameters of ``sampling``.
 
-    Random numbers are MLX's own: the caller seeds them (`mlx.core.random.seed`).
+    ``seed``: of MLX's random numbers, when it was loaded. ``caches``: how many prompts and answers
+    keep their keys and values; by default the conversation that goes on, and the one before an
+    edit of it.
     """
 
-    name: str
     network: Any
-    tokenizer: Any
+    prompts: Prompts
     sampling: Sampling
+    seed: int
+    caches: int = 2
 
     def __post_init__(self) -> None:
-        self._caches = PromptCaches(_CACHES)
+        from mlx_lm.models.cache import LRUPromptCache
+
+        self.name, self.tokenizer = self.prompts.name, self.prompts.tokenizer
+        self._caches = LRUPromptCache(self.caches)
+
+    @cached_property
+    def generator(self) -> Any:
+        """mlx-lm's `BatchGenerator` of the network."""
+        from mlx_lm.generate import BatchGenerator
+
+        return BatchGenerator(self.network)
+
+    def nearest(self, prompt: list[int]) -> tuple[Any, list[int]]:
+        """Return a cache of the beginning of a prompt, or None, and the tokens that it lacks.
+
+        At least the last token is lacking, without which mlx-lm can't go on.
+        """
+        cache, rest = self._caches.fetch_nearest_cache(_KEY, prompt[:-1])
+        return cache, [*rest, prompt[-1]]
+
+    def keep(self, tokens: Sequence[int], cache: Any) -> None:
+        self._caches.insert_cache(_KEY, list(tokens), cache)
 
     def answer(self, prompt: list[int]) -> Generation:
         """Return the answer to a prompt, whose cache is kept for a longer one.
@@ -135,7 +138,7 @@ class LanguageModel:
                 raise StopRequest
 
         started, stops = time.monotonic(), StopTexts(self.sampling.stop)
-        cache, rest = self._caches.nearest(prompt)
+        cache, rest = self.nearest(prompt)
         try:
             with mlx_lm_errors("run", self.name):
                 cache = self.new_cache() if cache is None else cache
@@ -161,7 +164,7 @@ class LanguageModel:
         except StopRequest:
             answer.finish_reason = "interrupted"
             return  # its cache is incomplete
-        self._caches.keep(prompt, cache)
+        self.keep(prompt, cache)
 
     def new_cache(self) -> Any:
         from mlx_lm.models.cache import make_prompt_cache
@@ -227,11 +230,10 @@ def processors(document: Mapping[str, Any]) -> Any:
 class Conversation:
     """Messages and answers, in turn. Raises UnsupportedSourceError as `Prompts.check_template`."""
 
-    def __init__(self, model: LanguageModel, prompts: Prompts, system: str | None = None) -> None:
-        prompts.check_template()
+    def __init__(self, model: LanguageModel, system: str | None = None) -> None:
+        model.prompts.check_template()
         self._model = model
-        self._prompts = prompts
-        self._beginning = prompts.first_messages(system)
+        self._beginning = model.prompts.first_messages(system)
         self.messages: list[Message] = list(self._beginning)
         self.dropped = 0
 
@@ -247,14 +249,14 @@ class Conversation:
         Raises: as `Prompts.tokens` and `LanguageModel.answer`.
         """
         messages = [*self.messages, {"role": "user", "content": text}]
-        prompt = self._prompts.tokens(messages)
+        prompt = self._model.prompts.tokens(messages)
         context = self._model.sampling.context
         first = len(self._beginning)
         self.dropped = 0
         while context is not None and len(prompt) >= context and len(messages) > first + 1:
             del messages[first : first + 2]  # a message and its answer
             self.dropped += 2
-            prompt = self._prompts.tokens(messages)
+            prompt = self._model.prompts.tokens(messages)
         answer = self._model.answer(prompt)
         answer.pieces = self._record(answer, answer.pieces, messages)
         return answer
@@ -268,12 +270,17 @@ class Conversation:
 
 
 def load_language_model(
-    name: str | ModelName, *, store: Readable, given: Mapping[str, Any], is_raw: bool = False
-) -> tuple[LanguageModel, Prompts, tuple[str, ...]]:
-    """Return a stored model that answers, its prompts, and notes on parameters without effect.
+    name: str | ModelName,
+    *,
+    store: Readable,
+    given: Mapping[str, Any],
+    is_raw: bool = False,
+    caches: int = 2,
+) -> tuple[LanguageModel, tuple[str, ...]]:
+    """Return a stored model that answers, and notes on parameters without effect.
 
     ``given``: fields of `Sampling` that count before the model's own. Without a seed, a random one
-    is chosen, which ``sampling`` of the model has then.
+    is chosen.
 
     MLX's random numbers are seeded before the network is made, as ``mlx_lm.generate --seed`` does:
     making a network draws numbers for weights that are replaced then, so an answer depends on it.
@@ -285,7 +292,6 @@ def load_language_model(
         sampling, notes = choose_sampling(given, texts.parameters, texts.generation, texts.context)
         seed = sampling.seed
         seed = random.SystemRandom().randrange(2**32) if seed is None else seed
-        sampling = replace(sampling, seed=seed)
         import_mlx_lm()
         import mlx.core as mx
 
@@ -293,4 +299,4 @@ def load_language_model(
         network, tokenizer = build(model), tokenizer_of(model)
         limit_templates(tokenizer, sampling.most_characters)
         prompts = Prompts(str(model.name), tokenizer, texts, is_raw)
-        return LanguageModel(str(model.name), network, tokenizer, sampling), prompts, notes
+        return LanguageModel(network, prompts, sampling, seed, caches), notes

@@ -64,10 +64,6 @@ class Cell(NamedTuple):
     worst: TensorError
     tensors: int
 
-    @property
-    def error(self) -> float:
-        return self.worst.error
-
 
 def worst_first(tensors: Iterable[TensorError]) -> list[TensorError]:
     """Return the tensors that have an error, the largest first."""
@@ -107,7 +103,9 @@ def cells(tensors: Iterable[TensorError]) -> list[Cell]:
 
 def _worst_rows(items: Iterable[Cell], most: int) -> dict[str, float]:
     """Return the largest errors of the rows where they are largest."""
-    errors = {cell.row: cell.error for cell in sorted(items, key=lambda cell: cell.error)}
+    errors = {
+        cell.row: cell.worst.error for cell in sorted(items, key=lambda cell: cell.worst.error)
+    }
     rows = sorted(errors, key=lambda row: (-errors[row], row))
     return {row: errors[row] for row in rows[:most]}
 
@@ -139,8 +137,8 @@ def errors(tensors: Iterable[TensorError]) -> Specification:
     same = f" {counted(kept, 'tensor')} stored unchanged." if kept else ""
     if not drawn_cells:
         return empty(f"Errors by layer: no tensor was changed.{same}", "No tensor was changed.")
-    order = sorted(drawn_cells, key=lambda cell: (-cell.error, cell.worst.name))
-    low, high = order[-1].error, order[0].error
+    order = sorted(drawn_cells, key=lambda cell: (-cell.worst.error, cell.worst.name))
+    low, high = order[-1].worst.error, order[0].worst.error
     description = (
         f"Heat map: relative rmse of each tensor, by layer and projection, from {low:.3%} to"
         f" {high:.3%} in {order[0].worst.name}.{same}"
@@ -156,7 +154,7 @@ def errors(tensors: Iterable[TensorError]) -> Specification:
         table=(
             ("tensor", "type", "relative rmse", "tensors"),
             [
-                (cell.worst.name, cell.worst.type_name, f"{cell.error:.3%}", cell.tensors)
+                (cell.worst.name, cell.worst.type_name, f"{cell.worst.error:.3%}", cell.tensors)
                 for cell in order
             ],
         ),
@@ -179,9 +177,9 @@ def errors(tensors: Iterable[TensorError]) -> Specification:
 def _cell_mark(cell: Cell, label: str) -> dict[str, Any]:
     more = f", the worst of {cell.tensors}" if cell.tensors > 1 else ""
     tip = tip_of(
-        f"{cell.worst.name}{more}", f"{cell.worst.type_name}, relative rmse {cell.error:.3%}"
+        f"{cell.worst.name}{more}", f"{cell.worst.type_name}, relative rmse {cell.worst.error:.3%}"
     )
-    return {"row": label, "column": cell.column, "error": cell.error, "tip": tip}
+    return {"row": label, "column": cell.column, "error": cell.worst.error, "tip": tip}
 
 
 _BLOCKS, _ASCII = "▁▂▃▄▅▆▇█", ".:-=+*#@"
@@ -228,7 +226,7 @@ def error_lines(
     heights: dict[tuple[str, int], float] = {}
     for cell in drawn_cells:
         bar = 0 if cell.column is None else layers.index(cell.column) * bars // len(layers)
-        heights[cell.row, bar] = max(heights.get((cell.row, bar), 0.0), cell.error)
+        heights[cell.row, bar] = max(heights.get((cell.row, bar), 0.0), cell.worst.error)
     first = f" of layers {layers[0]} to {layers[-1]}" if len(layers) > 1 else ""
     lines = [f"Relative rmse{first}, and the largest"[:width]]
     for row, label in labels.items():

@@ -11,7 +11,7 @@ from importlib import resources
 from types import ModuleType
 from typing import Any, Literal
 
-from blobstore.errors import UsageError, install_hint
+from blobstore.errors import needs
 from blobstore.views.quantities import cut_text, printable
 
 Theme = Literal["light", "dark"]
@@ -147,8 +147,6 @@ def drawn_png(plot: Specification, theme: Theme = "light") -> bytes:
 
 def check_drawable() -> ModuleType:
     """Return vl-convert. Raises: UsageError when it is not installed."""
-    try:
+    with needs("plots", "vl-convert is not installed"):
         import vl_convert
-    except ImportError as error:
-        raise UsageError("vl-convert is not installed", hint=install_hint("plots")) from error
     return vl_convert

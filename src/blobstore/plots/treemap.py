@@ -20,7 +20,7 @@ from blobstore.plots.specification import (
     specification,
     tip_of,
 )
-from blobstore.views.quantities import counted, natural, size
+from blobstore.views.quantities import counted, cut_text, natural, size
 
 FIRST_NUMBER = re.compile(r"(?:^|(?<=\.))[0-9]{1,9}(?=\.|\Z)", re.ASCII)
 _NUMBER = re.compile(r"(?<=\.)[0-9]{1,9}(?=\.|$)", re.ASCII)
@@ -140,7 +140,7 @@ def _tree(items: list[Rectangle], total: int, modules: list[str]) -> list[dict[s
     rows: list[dict[str, Any]] = [{"id": 0}]
     for module, number in numbers.items():
         words = module.split(".")
-        name, short = _cut(".".join(words[-2:])), _cut(words[-1])
+        name, short = cut_text(".".join(words[-2:]), LONGEST), cut_text(words[-1], LONGEST)
         rows.append({"id": number, "parent": 0, "name": name, "short": short})
     for index, one in enumerate(items, len(numbers) + 1):
         name = one.part or one.module.rpartition(".")[2]
@@ -151,15 +151,11 @@ def _tree(items: list[Rectangle], total: int, modules: list[str]) -> list[dict[s
             "parent": numbers[one.module],
             "bytes": one.nbytes,
             "type": family_of_type(one.type_name),
-            "name": _cut(name),
-            "short": _cut(name.rpartition(".")[2]),
-            "tip": tip_of(_cut(place), f"{says} ({one.nbytes / total:.1%})"),
+            "name": cut_text(name, LONGEST),
+            "short": cut_text(name.rpartition(".")[2], LONGEST),
+            "tip": tip_of(cut_text(place, LONGEST), f"{says} ({one.nbytes / total:.1%})"),
         }
         if one.module != _ALL and len(place) <= LONGEST and place.isprintable():
             row["place"] = place  # by which a page lists its tensors
         rows.append(row)
     return rows
-
-
-def _cut(text: str) -> str:
-    return text if len(text) <= LONGEST else text[:LONGEST] + "…"

@@ -22,8 +22,7 @@ from blobstore.errors import (
     BlobStoreError,
     LimitExceededError,
     UnsupportedSourceError,
-    UsageError,
-    install_hint,
+    needs,
     quoted,
 )
 from blobstore.formats.dtypes import DType
@@ -73,12 +72,8 @@ def torch_header(reader: OpenReader, budget: Budget) -> Header:
     kind, and for anything but tensors by name, each of consecutive bytes; LimitExceededError; as
     `OpenReader.readinto`.
     """
-    try:
+    with needs("torch", f"{reader.name} needs torch"):
         import torch
-    except ImportError as error:
-        raise UsageError(
-            f"{reader.name} needs torch", path=reader.name, hint=install_hint("torch")
-        ) from error
     try:
         file = io.BufferedReader(_File(reader), 2**16)
         records = _checked_records(file, budget)

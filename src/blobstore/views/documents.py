@@ -36,9 +36,6 @@ from blobstore.errors import BlobStoreError
 
 _TYPES = {str: "string", int: "integer", float: "number", bool: "boolean", NoneType: "null"}
 _NUMBER = "len("
-_CLASSES = {"object": (dict,), "array": (list,), "number": (int, float)} | {
-    name: (kind,) for kind, name in _TYPES.items() if kind is not float
-}
 
 
 class Key(NamedTuple):
@@ -176,32 +173,3 @@ def _type_at(kind: Any, attribute: str) -> Any:
     if get_origin(outer) is UnionType:  # with None
         return _type_at(get_args(outer)[0], rest) | None
     return _type_at(outer, rest)
-
-
-def check(value: Any, schema: Mapping[str, Any], definitions: Mapping[str, Any]) -> None:
-    """Check a JSON value; unknown keys are ignored. Raises: ValueError if it does not fit."""
-    if "$ref" in schema:
-        schema = definitions[schema["$ref"].rpartition("/")[2]]
-    if "anyOf" in schema:
-        if value is not None or {"type": "null"} not in schema["anyOf"]:
-            check(value, schema["anyOf"][0], definitions)
-        return
-    if schema and type(value) not in _CLASSES[schema["type"]]:
-        raise ValueError(f"{value!r:.40} is not of type {schema['type']}")
-    if value not in schema.get("enum", [value]):
-        raise ValueError(f"{value!r:.40} is not {schema['enum'][0]}")
-    if "format" in schema:
-        datetime.fromisoformat(value)
-    for part, inner in _parts(value, schema):
-        check(part, inner, definitions)
-
-
-def _parts(value: Any, schema: Mapping[str, Any]) -> list[tuple[Any, Mapping[str, Any]]]:
-    if isinstance(value, list):
-        return [(part, schema.get("items", {})) for part in value]
-    if not isinstance(value, dict):
-        return []
-    if missing := set(schema.get("required", ())) - value.keys():
-        raise ValueError(f"{min(missing)} is missing")
-    keys, others = schema.get("properties", {}), schema.get("additionalProperties") or {}
-    return [(part, keys.get(key, others)) for key, part in value.items()]

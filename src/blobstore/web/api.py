@@ -28,7 +28,7 @@ from blobstore.errors import (
 from blobstore.export.texts import PARTS, file_of, text_of
 from blobstore.formats.documents import Manifest
 from blobstore.inspection.comparison import ModelDiff, diff_models
-from blobstore.inspection.inspection import tree_of
+from blobstore.inspection.inspection import Branch, tree_of
 from blobstore.inspection.listing import BrokenModel, ListedModel, describe, list_models
 from blobstore.inspection.quality import ValueDistribution, distribution_of
 from blobstore.model.loader import opened_tensor
@@ -44,13 +44,11 @@ from blobstore.plots.charts import (
 from blobstore.plots.treemap import treemap
 from blobstore.store.care.usage import Usage, measure_usage
 from blobstore.store.ports import Readable
-from blobstore.store.stored import weights_by_type
 from blobstore.store.stored_model import ModelOutline, StoredModel
 from blobstore.views.documents import encoded, schema_of, to_json
-from blobstore.views.quality_records import KeptQuality, kept_quality
 from blobstore.views.quantities import count, natural
+from blobstore.views.records import KeptQuality, KeptVerify, kept_quality, kept_verify
 from blobstore.views.results import ModelAnswer, Problem, TensorColumns
-from blobstore.views.verify_records import KeptVerify, kept_verify
 
 OPENAPI = "/api/openapi.json"
 # Models whose answers are kept. Those of one with 50,000 tensors take 4 MB.
@@ -199,19 +197,6 @@ class TensorDistribution:
 
 
 @dataclass(frozen=True, slots=True)
-class TreeRow:
-    """A line of a model's tree: a tensor, or a module, with those that are alike."""
-
-    depth: int
-    name: str
-    alike: Annotated[int, "how many modules in each of the parents"]
-    types: Annotated[list[str], "of most weights first"]
-    shape: Annotated[Sequence[int] | None, "of a tensor"]
-    parameters: int
-    size: Annotated[int, "bytes, with scales and biases"]
-
-
-@dataclass(frozen=True, slots=True)
 class ApiRoute:
     """An address of the API.
 
@@ -306,7 +291,7 @@ def _tags(served: Served) -> dict[str, Any]:
     return {"models": models}
 
 
-def _tree(served: Served, model: ServedModel) -> list[TreeRow]:
+def _tree(served: Served, model: ServedModel) -> list[Branch]:
     columns = json.loads(served.open(model).columns)
     rows = zip(*(columns[key] for key in ("names", "types", "shapes", "sizes")), strict=True)
     tensors = [
@@ -318,20 +303,9 @@ def _tree(served: Served, model: ServedModel) -> list[TreeRow]:
     return tree_rows(tensors)
 
 
-def tree_rows(tensors: Iterable[Any]) -> list[TreeRow]:
+def tree_rows(tensors: Iterable[Any]) -> list[Branch]:
     """Return the rows of the tree of `tree_of`, in number order."""
-    return [
-        TreeRow(
-            branch.depth,
-            branch.name,
-            branch.alike,
-            [kind for kind, _ in weights_by_type(branch.tensors).most_common()],
-            branch.shape,
-            sum(tensor.parameters for tensor in branch.tensors),
-            sum(tensor.nbytes for tensor in branch.tensors),
-        )
-        for branch in tree_of(sorted(tensors, key=lambda tensor: natural(tensor.name)))
-    ]
+    return list(tree_of(sorted(tensors, key=lambda tensor: natural(tensor.name))))
 
 
 def _usage(served: Served) -> Usage:
@@ -388,7 +362,7 @@ ROUTES: tuple[ApiRoute, ...] = (
     ApiRoute(
         "/api/tree",
         "The modules of a model, those that are alike on one line.",
-        list[TreeRow],
+        list[Branch],
         _tree,
         ("model",),
     ),

@@ -159,7 +159,9 @@ class Guard:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         async def guarded(message: Message) -> None:
             if message["type"] == "http.response.start":
-                MutableHeaders(scope=message).update(HEADERS)
+                headers = MutableHeaders(scope=message)
+                headers.update(HEADERS)
+                headers.setdefault("cache-control", "no-cache")
             await send(message)
 
         # The server cancels what takes too long when it ends, and logs what is raised.
@@ -189,13 +191,6 @@ _JSON, _HTML, _CSS = "application/json", "text/html; charset=utf-8", "text/css; 
 _Handler = Callable[[Request], Awaitable[Response]]
 
 
-class _Static(StaticFiles):
-    def file_response(self, *args: Any, **options: Any) -> Response:
-        response = super().file_response(*args, **options)
-        response.headers["cache-control"] = "no-cache"
-        return response
-
-
 def application(
     home: Readable, hosts: Hosts, *, more: Iterable[BaseRoute] = (), plan: Any = None
 ) -> ASGIApp:
@@ -212,7 +207,7 @@ def application(
         Route("/health", _document(_JSON, b'{"status": "ok"}')),
         Route("/static/themes.json", _document(_JSON, in_json(themes()))),
         Route(f"/static/{TYPES}", _document(_CSS, colours_of_types().encode())),
-        Mount("/static", _Static(directory=FOLDER)),
+        Mount("/static", StaticFiles(directory=FOLDER)),
         *more,
     ]
     app = Starlette(
@@ -264,7 +259,6 @@ _BACKLOG = 1024
 _CONNECTIONS = 1000
 IDLE_S, END_S = 30, 8
 """Seconds that a connection waits for its next request, and that answers have when we end."""
-_FIRST_FREE_PORT = 1024
 
 
 def serve_at(
@@ -371,24 +365,31 @@ def _listen(host: str, port: int) -> socket.socket:
     return bound
 
 
+# What is said when a port can't be had, by the number of the error; with a hint.
+_REFUSALS: Mapping[int | None, tuple[type[BlobStoreError], str, str]] = {
+    errno.EADDRINUSE: (
+        StorageError,
+        "port {port} of {host} is in use by another process",
+        "Is it being served already? --port N uses another one, --port 0 any free one.",
+    ),
+    errno.EADDRNOTAVAIL: (
+        UsageError,
+        "can't listen on {host}: not an address of this machine",
+        "Use 127.0.0.1, or an address of a network card.",
+    ),
+    **dict.fromkeys(
+        (errno.EACCES, errno.EPERM),
+        (
+            AccessError,
+            "port {port} of {host} may not be used by this user",
+            "Ports below 1024 are for root.",
+        ),
+    ),
+}
+
+
 def _refusal(error: OSError, host: str, port: int) -> BlobStoreError:
-    place = f"port {port} of {host}"
-    if error.errno == errno.EADDRINUSE:
-        return StorageError(
-            f"{place} is in use by another process",
-            hint="Is it being served already? --port N uses another one, --port 0 any free one.",
-            errno=error.errno,
-        )
-    if error.errno == errno.EADDRNOTAVAIL:
-        return UsageError(
-            f"can't listen on {host}: not an address of this machine",
-            hint="Use 127.0.0.1, or an address of a network card.",
-        )
-    if error.errno in (errno.EACCES, errno.EPERM):
-        return AccessError(
-            f"{place} may not be used by this user",
-            hint=f"Ports below {_FIRST_FREE_PORT} are for root.",
-            errno=error.errno,
-        )
     reason = (error.strerror or str(error)).lower()
-    return StorageError(f"can't listen on {place}: {reason}", errno=error.errno)
+    other = StorageError, "can't listen on port {port} of {host}: {reason}", None
+    kind, says, hint = _REFUSALS.get(error.errno, other)
+    return kind(says.format(host=host, port=port, reason=reason), hint=hint, errno=error.errno)

@@ -11,7 +11,7 @@ import asyncio
 import hmac
 import json
 import logging
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import ExitStack, suppress
 from typing import TYPE_CHECKING
 
@@ -178,16 +178,21 @@ async def _stream(event: Event, events: asyncio.Queue[Event]) -> AsyncIterator[b
     yield b"data: %b\n\n" % (b"[DONE]" if event is None else error_document(event))
 
 
+_STATUSES: Mapping[type, int] = {
+    NotFoundError: NOT_FOUND,
+    AccessError: _UNAUTHORIZED,
+    BlobStoreError: BAD_REQUEST,
+    ValueError: BAD_REQUEST,
+}
+
+
 def _status_of(error: Exception) -> int:
     """Return the status of an error; one that is not the client's is logged."""
-    if isinstance(error, NotFoundError):
-        return NOT_FOUND
-    if isinstance(error, AccessError):
-        return _UNAUTHORIZED
-    if isinstance(error, BlobStoreError | ValueError):
-        return BAD_REQUEST
-    _log.error("an answer failed", exc_info=error)
-    return FAILED
+    statuses = (status for kind, status in _STATUSES.items() if isinstance(error, kind))
+    status = next(statuses, FAILED)
+    if status == FAILED:
+        _log.error("an answer failed", exc_info=error)
+    return status
 
 
 def _refusal(status: int, error: Exception) -> Response:

@@ -159,20 +159,22 @@ class ServedModels:
         """When a model of each repository had what was asked for; the latest are last."""
 
     def catalog(self, request: Request) -> Response:
-        def repositories() -> Iterable[str]:
-            return {_key(name): path_of(name) for name in all_names(self._home)}.values()
-
-        return _list_page(request, "repositories", repositories)
+        return _list_page(
+            request,
+            "repositories",
+            lambda: [*{_key(name): path_of(name) for name in all_names(self._home)}.values()],
+        )
 
     def tags(self, request: Request) -> Response:
         """Answer with the tags of a repository, without those of signatures."""
         path = request.path_params["name"]
         repository = _repository(path)
-
-        def tags() -> list[str]:
-            return [name.tag for name in self._models(repository)]
-
-        return _list_page(request, "tags", tags, {"name": path})
+        return _list_page(
+            request,
+            "tags",
+            lambda: [name.tag for name in self._models(repository)],
+            {"name": path},
+        )
 
     def manifest(self, request: Request) -> Response:
         repository = _repository(request.path_params["name"])

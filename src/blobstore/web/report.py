@@ -29,7 +29,7 @@ from blobstore.inspection.quality import (
     source_values,
     sources_of,
 )
-from blobstore.io.durable import check_regular, make_folder, os_errors, replace_file
+from blobstore.io.durable import check_place, make_folder, os_errors, replace_file
 from blobstore.io.workers import Progress
 from blobstore.model.loader import open_model
 from blobstore.names import ModelName
@@ -46,8 +46,8 @@ from blobstore.source.addresses import Source, is_address
 from blobstore.source.weights import SourceReaders
 from blobstore.store.ports import Readable
 from blobstore.views.documents import document_of
-from blobstore.views.quality_records import kept_quality
 from blobstore.views.quantities import count, counted, shape, size
+from blobstore.views.records import kept_quality
 from blobstore.web.api import Served, tree_rows
 from blobstore.web.pages import FOLDER, markup_of, page_in_file, table, table_of
 
@@ -333,11 +333,10 @@ def _readable_plan(data: dict[str, Any]) -> Iterator[str]:
         )
 
 
-def check_place(path: str, *, force: bool) -> None:
-    """Check where a file shall go, before a minute of measuring.
+def check_page(path: str, *, force: bool) -> None:
+    """Check where a page shall go, before a minute of measuring.
 
-    Raises: UsageError if it exists, unless ``force``, for ``-``, or if the path ends with a slash;
-    StorageError if something other than a file is there; MissingFileError without its folder.
+    Raises: UsageError for ``-``, and if the path ends with a slash; as `check_place`.
     """
     if path == "-":
         raise UsageError("a page can't be written to standard output", hint="Name a file.")
@@ -347,13 +346,7 @@ def check_place(path: str, *, force: bool) -> None:
             path=path,
             hint="Name a file, such as report.html.",
         )
-    with os_errors("write", path):
-        os.stat(f"{Path(path).parent}/.")  # noqa: PTH116  # a file there is an error
-        with suppress(FileNotFoundError):
-            os.lstat(path)  # the name may be too long
-        check_regular(path)
-    if not force and os.path.lexists(path):
-        raise UsageError(f"{path} already exists", path=path, hint="Use force=True to replace it.")
+    check_place(path, replace=force)
 
 
 def place_file(path: Path, data: bytes, *, force: bool = False) -> None:
@@ -361,7 +354,7 @@ def place_file(path: Path, data: bytes, *, force: bool = False) -> None:
 
     Raises: as `check_place`; StorageError.
     """
-    check_place(os.fspath(path), force=force)
+    check_place(path, replace=force)
     temporary = path.with_name(f".{os.urandom(8).hex()}.writing")
     with os_errors("write", path):
         replace_file(path, data, temporary=temporary, syncs=True)

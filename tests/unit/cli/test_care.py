@@ -6,7 +6,7 @@ from pathlib import Path
 from support.commands import Cli, cells, damage_largest_blob
 from support.stores import blob_path, commit_model, layer_by_hand, manifest_path
 
-from blobstore.views.verify_records import kept_verify
+from blobstore.views.records import kept_verify
 
 ALL = ("--grace", "0", "--sole-owner")
 

@@ -31,6 +31,7 @@ def answers(line: str) -> list[Answer]:
         ("blobstore show q", ["qwen3:int4", "qwen3:int8"], False),
         ("blobstore rm gemma qwen3 -- g", ["gemma:latest"], False),
         ("blobstore show --store=other ", ["there:latest"], False),
+        ("blobstore --store other show ", ["there:latest"], False),
         ("blobstore import ", [], True),
         ("blobstore import --quant ", TYPES, False),
         ("blobstore import --quant=mx", ["--quant=mxfp4", "--quant=mxfp8"], False),

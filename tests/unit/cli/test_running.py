@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import jsonschema_rs
 import pytest
 from support.talking import CHAT_TEMPLATE, Letters, Parrot
 
@@ -17,7 +18,6 @@ from blobstore.cli.running import shown_piece
 from blobstore.mlx_lm.prompts import ModelTexts, Prompts
 from blobstore.store.hints import Share
 from blobstore.views.commands import schema
-from blobstore.views.documents import check
 
 
 class Terminal(io.StringIO):
@@ -41,8 +41,9 @@ class Runner:
 
         def load(_name: Any, **options: Any) -> Any:
             self.given = options["given"]
-            prompts = Prompts("m", Letters(template), ModelTexts(**texts), options["is_raw"])
-            return self.parrot, prompts, ("a parameter is not used",)
+            tokenizer: Any = Letters(template)
+            self.parrot.prompts = Prompts("m", tokenizer, ModelTexts(**texts), options["is_raw"])
+            return self.parrot, ("a parameter is not used",)
 
         self._patch.setattr("blobstore.mlx_lm.conversation.load_language_model", load)
 
@@ -78,7 +79,7 @@ def test_the_prompt_is_the_words(runner: Runner) -> None:
     given = [runner.given[name] for name in ("temperature", "top_k", "stop", "seed")]
     assert given == [0.5, 3, ["a", "b"], None]
     document = json.loads(runner("hi", "--json")[1])
-    check(document, schema("run"), {})
+    jsonschema_rs.validate(schema("run"), document)
     assert (document["text"], document["tokens"], document["finish_reason"]) == ("ok", 2, "stop")
 
 

@@ -35,11 +35,11 @@ def answered(
 ) -> list[Any]:
     import mlx.core as mx
 
-    from blobstore.mlx_lm.chat_service import ChatAnswer, Job, Prompt
+    from blobstore.mlx_lm.chat_service import ChatAnswer, Job
 
     document = {"model": "m", "stream": False, "stop": [], "count": 1, **given}
     sent: list[Any] = []
-    answer = ChatAnswer(Job(path, document, sent.append), TOKENIZER, Prompt([1, 2, 3], state, 0, 2))
+    answer = ChatAnswer(Job(path, document, sent.append), TOKENIZER, [1, 2, 3], 0, state, 2)
     for number, text in enumerate(texts):
         is_last = number == len(texts) - 1
         TOKENIZER.detokenizer.last_segment = text
@@ -108,8 +108,8 @@ def test_the_usage_of_a_stream_is_for_those_that_ask() -> None:
 
 
 def conversation(parrot: Parrot, template: str = CHAT_TEMPLATE) -> Conversation:
-    texts = ModelTexts(system="S")
-    return Conversation(parrot, Prompts("m", Letters(template), texts))  # type: ignore[arg-type]
+    parrot.prompts = Prompts("m", Letters(template), ModelTexts(system="S"))
+    return Conversation(parrot)  # type: ignore[arg-type]
 
 
 def test_answers_are_part_of_the_next_prompt() -> None:

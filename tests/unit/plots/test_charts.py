@@ -37,9 +37,11 @@ def test_what_a_name_gives(name: str, place: tuple[int | None, str], module: str
 
 def test_of_many_tensors_the_worst_are_drawn() -> None:
     (cell,) = charts.cells([an_error(f"l.0.experts.{n}.up", e) for n, e in enumerate((1, 3, 2))])
-    assert (cell.worst.name, cell.error, cell.tensors) == ("l.0.experts.1.up", 3, 3)
+    assert (cell.worst.name, cell.worst.error, cell.tensors) == ("l.0.experts.1.up", 3, 3)
     wide = charts.cells([an_error(f"t{n}", n / 1000) for n in range(1000)])
-    assert sorted(c.error for c in wide) == [n / 1000 for n in range(1000 - charts.MOST_ROWS, 1000)]
+    assert sorted(c.worst.error for c in wide) == [
+        n / 1000 for n in range(1000 - charts.MOST_ROWS, 1000)
+    ]
     spec = charts.scatter([an_error(f"t{n}", n / 5000) for n in range(5000)])
     points = spec["data"][0]["values"]
     assert len(points) == charts.MOST_POINTS

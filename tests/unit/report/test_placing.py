@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from blobstore.errors import BlobStoreError, StorageError
-from blobstore.web.report import check_place, place_file, place_folder
+from blobstore.web.report import check_page, place_file, place_folder
 
 IN_THE_WAY: dict[str, Callable[[Path], None]] = {
     "folder": Path.mkdir,
@@ -23,7 +23,7 @@ def test_what_is_not_a_file_stays(tmp_path: Path, kind: str) -> None:
     path = tmp_path / "report.html"
     IN_THE_WAY[kind](path)
     before = path.lstat()
-    for place in (check_place, lambda text, force: place_file(Path(text), b"new", force=force)):
+    for place in (check_page, lambda text, force: place_file(Path(text), b"new", force=force)):
         with pytest.raises(StorageError, match=r"report\.html is not a regular file"):
             place(str(path), force=True)
     assert path.lstat() == before
@@ -39,8 +39,8 @@ def test_a_wrong_place_is_found_before_anything_is_measured(tmp_path: Path) -> N
         "file": "already exists",
     }.items():
         with pytest.raises(BlobStoreError, match=reason):
-            check_place(f"{tmp_path}/{path}", force=False)
-    check_place(str(tmp_path / "file"), force=True)
+            check_page(f"{tmp_path}/{path}", force=False)
+    check_page(str(tmp_path / "file"), force=True)
     with pytest.raises(StorageError, match="file exists"):
         place_folder(tmp_path / "file")
 

@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from blobstore import hashing
-from blobstore.errors import BusyError, StorageError, UsageError
+from blobstore.errors import BusyError, UsageError
 from blobstore.formats.archives import END, encode_table, in_blocks, member_header, stored_frame
 from blobstore.formats.documents import Descriptor, Manifest
 from blobstore.formats.oci import (
@@ -38,7 +38,7 @@ from blobstore.formats.oci import (
     encode_index,
 )
 from blobstore.hashing import Bytes
-from blobstore.io.durable import FILE_MODE, os_errors, sync, sync_folder
+from blobstore.io.durable import FILE_MODE, check_place, os_errors, sync, sync_folder
 from blobstore.io.ranges import BytesReader, OpenReader, close_quietly
 from blobstore.io.workers import Progress, results_of, threads
 from blobstore.names import Digest, ModelName
@@ -83,14 +83,14 @@ def opened_output(
         yield partial(_write, target.fileno(), f"the pipe {target.name}")
         return
     path = Path(target)
-    _check_place(path, replace=replace)
+    check_place(path, replace=replace)
     temporary = path.with_name(f".{path.name}.saving")
     fd = _lock_temporary(temporary, path)
     try:
         yield partial(_write, fd, os.fspath(target))
         with os_errors("write", temporary):
             sync(fd)
-        _check_place(path, replace=replace)
+        check_place(path, replace=replace)
         with os_errors("write", path):
             temporary.rename(path)
             sync_folder(path.parent)
@@ -106,17 +106,6 @@ def _write(fd: int, name: str, data: Bytes) -> None:
     with os_errors("write", name):
         while view:
             view = view[os.write(fd, view) :]
-
-
-def _check_place(path: Path, *, replace: bool) -> None:
-    with os_errors("write", path):
-        if not os.path.lexists(path):
-            return
-        if not path.is_file():
-            raise StorageError(f"{path} is not a regular file", path=str(path))
-    if not replace:
-        hint = "Choose another name, or replace it: `replace=True`."
-        raise UsageError(f"{path} already exists", path=str(path), hint=hint)
 
 
 def _lock_temporary(temporary: Path, path: Path) -> int:

@@ -16,7 +16,7 @@ from blobstore.errors import (
 from blobstore.formats.documents import Descriptor
 from blobstore.io.durable import is_remote, os_errors
 from blobstore.io.ranges import OpenReader
-from blobstore.names import Digest, ModelName
+from blobstore.names import Digest, ModelName, shortened
 from blobstore.store.hints import HintFile, ResultFolder, ShareHints, SummaryHints
 from blobstore.store.local.backups import (
     CopiedModels,
@@ -282,11 +282,10 @@ class FolderCare(Care):
             remaining = sum(host in (None, name.host) for name in self._copied.there)
             gone = [str(name) for name in lost if host in (None, name.host)]
             if is_empty or (len(gone) >= _SEVERAL and len(gone) > remaining):
-                more = f" and {len(gone) - _NAMED:,} more" if len(gone) > _NAMED else ""
                 subject = (
                     f"{len(gone):,} of the {len(gone) + remaining:,} models that were stored here"
                 )
-                message = f"{subject} have no manifest: {', '.join(gone[:_NAMED])}{more}"
+                message = f"{subject} have no manifest: {shortened(gone, _NAMED)}"
                 place = self._store.manifests.path / (host or "")
                 return self.refusal(str(place), message)
         return super().obstacle(references, unneeded, removed, forget=forget)

@@ -1,4 +1,7 @@
-"""What a store keeps of the last `verify`, and what is still true of it later."""
+"""What a store keeps of `verify` and `quality`: results, as ``--json`` printed them.
+
+Of `verify` the last one, and what is still true of it later; of `quality` one for each manifest.
+"""
 
 import json
 import os
@@ -6,49 +9,48 @@ from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from typing import Annotated, Any, Literal
+from pathlib import Path
+from typing import Annotated, Any
 
-from blobstore.errors import DocumentError
+from blobstore.errors import DocumentError, NotFoundError
+from blobstore.inspection.quality import ModelQuality
 from blobstore.names import Digest, ModelName
+from blobstore.source.folders import Folder
 from blobstore.store.care.verify import VerifyResult
 from blobstore.store.hints import ResultFolder
 from blobstore.store.ports import Readable
-from blobstore.views.documents import check, schema_of, to_json
+from blobstore.views.documents import to_json
 
 MOST_ROWS = 1000
 """Damaged blobs, broken manifests and odd files that are listed. The record counts all."""
 
 
-def read_record(results: ResultFolder | None, key: str, kind: type) -> dict[str, Any] | None:
-    """Return the record of a class that is kept; None without one. Raises: DocumentError."""
+# Records of other versions are left out, as if they were missing.
+_VERSION = 2
+
+
+def keep_record(results: ResultFolder, key: str, record: Mapping[str, Any]) -> None:
+    """Keep a record, with the digest of its JSON."""
+    body = to_json(record)
+    document = f'{{"version":{_VERSION},"digest":"{Digest.of(body.encode())}","record":{body}}}'
+    results.keep(key, document.encode())
+
+
+def read_record(results: ResultFolder | None, key: str) -> dict[str, Any] | None:
+    """Return the record that is kept; None without one. Raises: DocumentError; StorageError."""
     file = None if results is None else results.read(key)
     if file is None:
         return None
     path, text = file
-    definitions: dict[str, Any] = {}
-    schema = schema_of(kind, definitions)
-    try:
-        record: dict[str, Any] = json.loads(text)
-        check(record, schema, definitions)
-    except (ValueError, RecursionError) as error:
-        raise DocumentError(
-            f"{path} is damaged: {error}",
-            path=path,
-            hint=f"Run {key.partition('/')[0]} again: it is replaced.",
-        ) from error
-    return record
-
-
-@dataclass(frozen=True, slots=True)
-class _Record:
-    version: Literal[1]
-    verified: datetime
-    quick: bool
-    sample: str | None
-    damaged: int
-    broken: int
-    odd: int
-    result: VerifyResult
+    with suppress(ValueError, LookupError, TypeError, RecursionError):
+        document = json.loads(text)
+        if document["version"] != _VERSION:
+            return None
+        record: dict[str, Any] = document["record"]
+        if document["digest"] == str(Digest.of(to_json(record).encode())):
+            return record
+    hint = f"Run {key.partition('/')[0]} again: it is replaced."
+    raise DocumentError(f"{path} is damaged", path=path, hint=hint)
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,15 +85,14 @@ def keep_verify(store: Any, result: VerifyResult, *, quick: bool, sample: str | 
         "broken": result.broken,
         "odd": result.odd,
     }
-    record = _Record(
-        version=1,
-        verified=datetime.now(UTC),
-        quick=quick,
-        sample=sample,
+    record = {
+        "verified": datetime.now(UTC),
+        "quick": quick,
+        "sample": sample,
         **{kind: len(rows) for kind, rows in faults.items()},
-        result=replace(result, **{kind: rows[:MOST_ROWS] for kind, rows in faults.items()}),
-    )
-    results.keep("verify", to_json(record).encode())
+        "result": replace(result, **{kind: rows[:MOST_ROWS] for kind, rows in faults.items()}),
+    }
+    keep_record(results, "verify", record)
 
 
 def kept_verify(home: Readable) -> KeptVerify:
@@ -100,7 +101,7 @@ def kept_verify(home: Readable) -> KeptVerify:
     Raises: DocumentError for a record that is damaged; StorageError.
     """
     store: Any = home.upper
-    record = read_record(store.results, "verify", _Record)
+    record = read_record(store.results, "verify")
     if record is None:
         return KeptVerify()
     said, verified = record["result"], datetime.fromisoformat(record["verified"])
@@ -140,3 +141,51 @@ def _modification_time(store: Any, name: str) -> float | None:
     with suppress(OSError):
         return float(path.lstat().st_mtime)
     return None
+
+
+@dataclass(frozen=True, slots=True)
+class KeptQuality:
+    """The last result of `quality` for a model; null if it is missing."""
+
+    model: ModelName
+    id: Annotated[Digest, "the manifest's digest"]
+    measured: Annotated[datetime | None, "RFC 3339"] = None
+    against: Annotated[str | None, "the checkpoint that it was compared with"] = None
+    result: Annotated[Mapping[str, Any] | None, ModelQuality | None] = None
+
+
+def keep_quality(home: Readable, quality: ModelQuality, source: str | Folder) -> None:
+    """Keep the result of a model's `quality` in its store, if that keeps results.
+
+    It is kept for the manifest that was measured: the name may be another model's by now. A lower
+    store is only read. Of ``source`` the address or the folder's name is kept.
+    """
+    owner = _owner(home, quality.name)
+    if owner.results is not None and owner not in home.lower:
+        against = Path(source).resolve().name if isinstance(source, str) else source.name
+        record = {"measured": datetime.now(UTC), "against": against, "result": quality}
+        keep_record(owner.results, f"quality/{quality.manifest.hex}", record)
+
+
+def kept_quality(home: Readable, name: ModelName, digest: Digest) -> KeptQuality:
+    """Return what `quality` kept of a model whose manifest has this digest.
+
+    Raises: DocumentError for a record that is damaged; StorageError.
+    """
+    record = read_record(_owner(home, name).results, f"quality/{digest.hex}")
+    if record is None:
+        return KeptQuality(name, digest)
+    return KeptQuality(
+        name,
+        digest,
+        datetime.fromisoformat(record["measured"]),
+        record["against"],
+        record["result"],
+    )
+
+
+def _owner(home: Readable, name: ModelName) -> Readable:
+    with suppress(NotFoundError):  # it is packed
+        if home.lower:
+            return home.home_of(name)
+    return home.upper
