@@ -56,7 +56,7 @@ def test_what_a_programmer_expects(tmp_path: Path) -> None:
     for home in (store, MemoryStore()):
         with pytest.raises(KeyError) as caught:
             blobstore.open_model("m", store=home)
-        assert str(caught.value) == "model 'm:latest' not found"
+        assert "model 'm:latest'" in str(caught.value)
     blobstore.import_model(tmp_path / "m", "m", store=store)
     with blobstore.open_model("m", store=store) as model, pytest.raises(KeyError):
         model["missing"]

@@ -258,6 +258,7 @@ std::vector<std::pair<std::string, std::size_t>> in_use() {
 }  // namespace
 
 NB_MODULE(_native, m) {
+  nb::set_leak_warnings(false);  // of all modules: what lives until a command ends is no leak
   use(families());
   nb::class_<Stream>(m, "Sha256", "One stream of SHA-256. One thread uses it at a time.")
       .def(nb::init<>())
