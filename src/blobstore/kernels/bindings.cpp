@@ -266,7 +266,7 @@ void turn(Lines lines, std::size_t square, Rows rows) {
 
 void widen(Lines words, unsigned bits, unsigned used, unsigned wide, Rows rows) {
   require(wide == 4 || wide == 8, "codes get 4 or 8 bits");
-  require(bits > 0 && bits <= wide && used >= 4 * bits && used <= 32, "unknown layout of words");
+  require(bits > 0 && bits <= wide && used >= 32 / wide * bits && used <= 32, "unknown layout");
   require(rows.shape(0) == words.shape(0), "rows has the wrong size");
   const std::size_t count = words.shape(1), size = rows.shape(1);
   const nb::gil_scoped_release unlocked;

@@ -68,22 +68,21 @@ template <unsigned wide>
 void widen_row(const std::uint32_t* words, std::size_t count, unsigned bits, unsigned used,
                std::uint32_t* row, std::size_t size) {
   constexpr std::uint64_t one = 1;
-  const std::uint64_t useful = (one << used) - 1, pair = (one << 2 * bits) - 1;
-  const std::uint64_t codes = ((one << bits) - 1) * (one << 2 * wide | one);
+  const unsigned needed = 32 / wide * bits;  // of the codes of a word
+  const std::uint64_t useful = (one << used) - 1;
+  const std::uint32_t half = (one << needed / 2) - 1, quarter = (one << needed / 4) - 1;
+  const std::uint32_t quarters = quarter << 16 | quarter, codes = ((one << bits) - 1) * 0x01010101;
   const std::uint32_t* const end = words + count;
   std::uint64_t waiting = 0;
   unsigned many = 0;  // bits that wait
-  for (std::size_t i = 0; i < size; ++i) {
-    row[i] = 0;
-    for (unsigned at = 0; at < 32; at += 4 * wide, waiting >>= 4 * bits, many -= 4 * bits) {
-      if (many < 4 * bits) {
-        waiting |= (words < end ? *words++ & useful : 0) << many;
-        many += used;
-      }
-      const std::uint64_t pairs = (waiting & pair) | (waiting >> 2 * bits & pair) << 2 * wide;
-      const std::uint64_t four = (pairs & codes) | (pairs >> bits & codes) << wide;
-      row[i] |= static_cast<std::uint32_t>(four) << at;
+  for (std::size_t i = 0; i < size; ++i, waiting >>= needed, many -= needed) {
+    if (many < needed) {
+      waiting |= (words < end ? *words++ & useful : 0) << many;
+      many += used;
     }
+    std::uint32_t word = (waiting & half) | (waiting >> needed / 2 & half) << 16;
+    word = (word & quarters) | (word >> needed / 4 & quarters) << 8;
+    row[i] = wide == 8 ? word : (word & codes) | (word >> bits & codes) << 4;
   }
 }
 
