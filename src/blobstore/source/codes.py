@@ -68,8 +68,8 @@ def _unpacked(packing: Words, words: Array, count: int) -> Array:
 class Rows(NamedTuple):
     """Rows of a matrix: their codes, in U32 ``words`` of each; scales and biases of their groups.
 
-    These are float32 ``[rows, groups]``; the biases may be zero points instead. ``groups``: that of
-    each column.
+    These are ``[rows, groups]`` of any float type; the biases may be zero points instead.
+    ``groups``: that of each column.
     """
 
     words: Array
@@ -173,14 +173,15 @@ class IntegerCodes(Coding):
         first, rows = self._read(read, start, count)
         quantization = self.quantization
         if quantization is not None:
-            array = self._array(rows, quantization, start - first, count, DType.F32)
-            return kernels.dequantize(array, dtype)
+            return kernels.dequantize(
+                self._array(rows, quantization, start - first, count, DType.F32), dtype
+            )
         values = np.empty(len(rows.words) * self.cols, numpy_dtype(dtype))
         kernels.active().dequantize_columns(
             _unpacked(rows.packing, rows.words, self.cols),
             rows.groups,
-            np.ascontiguousarray(rows.scales),
-            np.ascontiguousarray(rows.biases),
+            np.ascontiguousarray(rows.scales, np.float32),
+            np.ascontiguousarray(rows.biases, np.float32),
             values,
             by_zero=self.zeros != "biases",
         )
@@ -200,15 +201,17 @@ class IntegerCodes(Coding):
         bits, size = quantization.quant_type.bits, quantization.group_size
         words = _widened(rows.packing, rows.words, bits, self.cols).reshape(-1)
         words = words[start * bits // _WORD :][: count * bits // _WORD]
-        kind, groups = numpy_dtype(scale), rows.groups[::size]
-        scales, biases = rows.scales.take(groups, axis=1), rows.biases.take(groups, axis=1)
+        kind, groups, biases = numpy_dtype(scale), rows.groups[::size], rows.biases
         with np.errstate(over="ignore", invalid="ignore"):
-            biases = biases if self.zeros == "biases" else -scales * biases
+            if self.zeros != "biases":
+                biases = -rows.scales.astype(np.float32) * biases
             scales, biases = (
-                part.reshape(-1)[start // size :][: count // size].astype(kind)
-                for part in (scales, biases)
+                part.astype(kind, copy=False)
+                .take(groups, axis=1)
+                .reshape(-1)[start // size :][: count // size]
+                for part in (rows.scales, biases)
             )
-        if not (np.isfinite(scales).all() and np.isfinite(biases).all()):
+        if not all(math.isfinite(kernels.largest_magnitude(part)) for part in (scales, biases)):
             raise CodingError(f"a scale or a bias is not finite in {scale}")
         return QuantizedArray(np.ascontiguousarray(words), scales, biases, None, quantization)
 
@@ -261,8 +264,10 @@ class IntegerCodes(Coding):
         )
         if not self.transposed:
             return Region.lines(suffix, _WORD_BYTES * items, begin, end)
-        line = _WORD_BYTES * count(self.rows)
-        return Region(suffix, line, 0, items, begin * _WORD_BYTES, end * _WORD_BYTES)
+        return Region(
+            *(suffix, _WORD_BYTES * count(self.rows), 0, items),
+            *(begin * _WORD_BYTES, end * _WORD_BYTES),
+        )
 
     def _matrices(self, first: int, stop: int) -> tuple[int, int]:
         return first // self.rows, (stop - 1) // self.rows + 1
@@ -297,7 +302,7 @@ class IntegerCodes(Coding):
         return pairs.view(np.uint32), Words(_NIBBLE)
 
     def _biases(self, parts: Mapping[str, Array], first: int, stop: int) -> Array:
-        """Return the biases or zero points of the groups of rows, in float32."""
+        """Return the biases or zero points of the groups of rows."""
         middle = np.full((1, 1), 2 ** (self.bits - 1), np.float32)
         if self.zeros == "biases":
             return self._of_groups(parts[".bias"], numpy_dtype(self.scale), first, stop)
@@ -306,12 +311,12 @@ class IntegerCodes(Coding):
         return self._zeros(parts[".zero"], first, stop) if self.zeros else middle
 
     def _of_groups(self, raw: Array, kind: np.dtype[np.generic], first: int, stop: int) -> Array:
-        """Return the items of the groups of rows in float32."""
+        """Return the items of the groups of rows."""
         items = raw.view(kind)
-        items = items.T if self.transposed else items.reshape(-1, self._groups)
+        items = items.T.copy() if self.transposed else items.reshape(-1, self._groups)
         if not self.by_row:
             items = items[np.arange(first, stop) // self.rows - first // self.rows]
-        return items.astype(np.float32)
+        return items
 
     def _zeros(self, raw: Array, first: int, stop: int) -> Array:
         words, (begin, end) = self._packed, self._whole(first, stop)

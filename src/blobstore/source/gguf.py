@@ -366,7 +366,7 @@ class Blocks(Coding):
         with np.errstate(over="ignore", invalid="ignore"):
             kind = np.dtype(np.uint8) if len(pair) == 1 else numpy_dtype(self.scale)
             scales, *biases = (part.reshape(-1)[groups].astype(kind) for part in pair)
-        if not all(np.isfinite(part).all() for part in (scales, *biases)):
+        if not all(math.isfinite(kernels.largest_magnitude(part)) for part in (scales, *biases)):
             raise CodingError(f"a scale or a bias is not finite in {self.scale}")
         if not biases and (scales == _NAN).any():
             raise CodingError(f"an exponent is {_NAN}, which is not a number")
