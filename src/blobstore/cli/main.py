@@ -208,8 +208,8 @@ app = typer.Typer(
 )
 
 
-def _show_version(wanted: bool) -> None:  # typer calls it with the flag's value
-    if wanted:
+def _show_version(context: typer.Context, wanted: bool) -> None:  # typer gives the flag's value
+    if wanted and not context.resilient_parsing:  # of completions
         from blobstore import hashing, kernels
 
         emit(

@@ -36,7 +36,7 @@ def answers(line: str) -> list[Answer]:
         ("blobstore import --quant ", TYPES, False),
         ("blobstore import --quant=mx", ["--quant=mxfp4", "--quant=mxfp8"], False),
         ("blobstore import --policy=", [], True),
-        ("blobstore metadata ", ["get", "set", "rm"], False),
+        ("blobstore -V metadata ", ["get", "set", "rm"], False),
         ("blobstore show --nonsense=", [], False),
     ],
 )

@@ -4,13 +4,14 @@ import json
 import os
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from support.checkpoints import write_checkpoint
 
 import blobstore
 from blobstore.cli.main import run
-from blobstore.errors import NotFoundError, UsageError
+from blobstore.errors import NotFoundError, RemoteError, UsageError
 from blobstore.names import Digest, ModelName
 from blobstore.store.care.verify import verify
 from blobstore.store.layered import LayeredStore
@@ -88,12 +89,17 @@ def test_the_first_wins_and_damage_is_passed_by(lower: Store, upper: Store, tmp_
     assert blobs_of(LayeredStore(upper, [lower, third]), "m") == [b"one", b"two"]
 
 
-def test_verify_does_not_miss_what_lies_below(lower: Store, upper: Store) -> None:
+def test_verify_does_not_miss_what_lies_below(
+    lower: Store, upper: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
     commit(LayeredStore(upper, [lower]), "n", b"one", b"three")
     assert verify(upper, lower=[lower]).is_sound
     assert [str(blob.digest) for blob in verify(upper).damaged] == [str(Digest.of(b"one"))]
     lower.remove("m")
     assert not verify(upper, lower=[lower]).is_sound
+    monkeypatch.setattr(lower.blobs, "missing", Mock(side_effect=RemoteError("no answer")))
+    with pytest.raises(RemoteError):  # no damage of the upper one
+        verify(upper, lower=[lower])
 
 
 def test_commands_over_a_lower_store(

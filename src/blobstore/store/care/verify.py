@@ -203,16 +203,23 @@ class _Run:
         self.care = care
         self._is_whole = names is None
         self._suspects: list[ModelName] = []
-        self._lower = lower
         self._known = ReadOnce(self._users)
-        self._listed = care.digests_in_folder() if names is None or lower else frozenset[str]()
-        self.checks = BlobChecks(care, self._listed if names is None else frozenset(), quick)
+        self._parsed: list[tuple[Users, Manifest]] = []
+        listed = care.digests_in_folder() if names is None or lower else frozenset[str]()
+        self.checks = BlobChecks(care, listed if names is None else frozenset(), quick)
         for name in care.home.manifests.names() if names is None else names:
             users, fault = self._read(name)
             if users is not None:
                 users.names.append(name)
             if fault is not None:
                 self._suspects.append(name)
+        for users, manifest in self._parsed:
+            gone = [blob for blob in manifest.descriptors if blob.digest.hex not in listed]
+            nowhere = gone
+            for home in lower:
+                nowhere = home.blobs.missing(nowhere)
+            below = {blob.digest for blob in gone} - {blob.digest for blob in nowhere}
+            self.checks.add(users, manifest, below)
         self.chosen = self.checks.largest_first(
             lambda one: sample is None or sample.has(Digest(one))
         )
@@ -228,15 +235,9 @@ class _Run:
         return users, difference(raw, self.care.copies(name))
 
     def _users(self, raw: bytes, what: str) -> Users:
-        """Parse a manifest, and add its blobs to the checks."""
         manifest = Manifest.parse(raw, what)
         users = Users(_key(raw), settings_of(self.care.home.blobs.read, manifest))
-        gone = [blob for blob in manifest.descriptors if blob.digest.hex not in self._listed]
-        nowhere = gone
-        for home in self._lower:
-            nowhere = home.blobs.missing(nowhere)
-        below = {blob.digest for blob in gone} - {blob.digest for blob in nowhere}
-        self.checks.add(users, manifest, below)
+        self._parsed.append((users, manifest))
         return users
 
     def broken(self) -> Iterator[BrokenManifest]:
