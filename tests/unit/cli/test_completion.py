@@ -40,9 +40,12 @@ def answers(line: str) -> list[Answer]:
         ("blobstore show --nonsense=", [], False),
     ],
 )
-def test_what_a_word_may_be(line: str, words: list[str], files: bool) -> None:
+def test_what_a_word_may_be(
+    line: str, words: list[str], files: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
     found = answers(line)
     assert ([answer[0] for answer in found if answer != FILES], FILES in found) == (words, files)
+    assert capsys.readouterr().out == ""  # a shell would take it for an answer
 
 
 def test_commands_and_options_say_what_they_mean() -> None:
