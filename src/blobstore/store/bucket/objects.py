@@ -231,9 +231,8 @@ class BucketSignatures(KeptSignatures):
     at_once = REQUESTS
 
     def _keys(self, digest: Digest) -> list[str]:
-        names = (
-            Path(state.key).name for state in self._bucket.objects(f"{SIGNATURES}{digest.hex}/")
-        )
+        folder = f"{SIGNATURES}{digest.hex}/"
+        names = (state.key.removeprefix(folder) for state in self._bucket.objects(folder))
         return sorted(name for name in names if Digest.from_file_name(f"sha256-{name}"))
 
     def _raw(self, digest: Digest, key: str) -> tuple[bytes, str]:

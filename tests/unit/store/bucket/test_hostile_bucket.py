@@ -128,7 +128,8 @@ def test_a_blob_that_shrinks_after_it_was_opened() -> None:
 def test_signatures_that_are_not_ones() -> None:
     store, digest = memory_store(), manifest_of(b"one").digest
     folder = f"{SIGNATURES}{digest.hex}"
-    store.bucket.put(f"{folder}/odd", b"{}")
+    for odd in ("odd", f"folder/{digest.hex}"):
+        store.bucket.put(f"{folder}/{odd}", b"{}")
     assert store.signatures.read(M, digest) == []
     for name, error in (
         ("0" * 64, errors.CorruptDataError),
