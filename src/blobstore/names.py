@@ -115,7 +115,9 @@ class ModelName:
         _check(_PART, _MAX_PART, self.tag, "tag")
         if self.scheme not in ("http", "https"):
             raise InvalidNameError(
-                f"not a model name: scheme {self.scheme!r} is neither http nor https", rule="N1"
+                f"not a model name: scheme {self.scheme!r} is neither http nor https",
+                rule="N1",
+                hint="A registry's model is HOST/NAMESPACE/MODEL:TAG.",
             )
 
     @classmethod
@@ -260,7 +262,10 @@ def hint_for(names: Iterable[ModelName], name: ModelName) -> str:
     if similar := get_close_matches(wanted, models, _MOST_MODELS):
         named = [one for model in similar for one in models[model]]
         return f"Did you mean {shortened(named, _MOST_NAMES)}?"
-    return "blobstore list shows the models of the store."
+    return (
+        "blobstore list shows the models of the store, blobstore pull NAME fetches one."
+        " A Hub repository is hf://ORG/NAME."
+    )
 
 
 def shortened(names: Sequence[object], most: int) -> str:

@@ -102,17 +102,18 @@ HEADINGS = {
 # The words of other programs for our commands.
 _MEANT = {
     "import": "add build convert create download quantize",
-    "list": "images models ps search",
-    "show": "cat info",
+    "list": "cache image images list-tags models ps scan-cache search",
+    "show": "cat history info manifest",
     "run": "chat generate",
     "mv": "rename",
     "cp": "copy tag",
     "rm": "delete remove rmi uninstall",
     "push": "upload",
+    "login": "auth signin",
     "serve": "start",
     "verify": "check fsck",
     "prune": "clean gc",
-    "du": "df size",
+    "du": "df size system",
     "--version": "version",
 }
 # Commands that use what an interrupted run of theirs left.
@@ -315,7 +316,10 @@ def run(arguments: list[str]) -> int:
         return EXIT_WRONG_USE if isinstance(error, UsageError) else EXIT_FAILED
     except typer.TyperException as error:
         command = getattr(getattr(error, "ctx", None), "command_path", "blobstore")
-        fail(error.format_message(), f"{command} --help shows the usage.")
+        hint = f"{command} --help shows the usage."
+        if command == "blobstore serve" and "extra argument" in error.message:
+            hint = f"To serve a model, use --lm NAME. {hint}"
+        fail(error.format_message(), hint)
         return error.exit_code
     except ReaderGoneError:
         return 0

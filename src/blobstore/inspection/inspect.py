@@ -200,7 +200,7 @@ def inspect_model(name: ModelName, text: str, store: Readable) -> Inspection:
             f"no file or folder at {quoted(text)}, and no stored model {str(name)!r}",
             path=text,
             model=str(name),
-            hint=" ".join(filter(None, (error.hint, "A Hub repository is hf://ORG/NAME."))),
+            hint=error.hint,
         ) from None
     files: dict[str, InspectedFile] = {}
     tensors: list[LogicalTensor] = []

@@ -58,7 +58,10 @@ if TYPE_CHECKING:
 CLOUDS = ("s3", "gs", "az")
 """Schemes of services; their variables are the environment's."""
 _ADDRESS = re.compile(r"(?P<scheme>[a-z0-9]+)://(?P<bucket>[A-Za-z0-9._-]*)(?:/(?P<prefix>.*))?")
-_FORM = "Write s3://BUCKET/PREFIX, gs://BUCKET/PREFIX or az://CONTAINER/PREFIX."
+_FORM = (
+    "Write s3://BUCKET/PREFIX, gs://BUCKET/PREFIX or az://CONTAINER/PREFIX. A registry is HOST, a"
+    " model in it HOST/NAMESPACE/MODEL."
+)
 
 _TRUE = frozenset({"1", "true", "yes"})
 ATTEMPTS = 5
@@ -272,7 +275,8 @@ _FAILURES = (
         RemoteError,
         "{place}: its server's certificate is not trusted",
         words=("InvalidCertificate",),
-        hint="For a private authority: ca_file=FILE, or the variable SSL_CERT_FILE.",
+        hint="For a private authority, name its certificates: SSL_CERT_FILE for commands, ca_file"
+        " in Python.",
     ),
     _Failure(
         partial(RemoteError, temporary=True),

@@ -140,6 +140,8 @@ def _local(text: str) -> LocalFolder:
         hint = "Download it to a folder first, then: blobstore import FOLDER"
         if scheme == "file":
             hint = f"Give the path: {rest}"
+        elif scheme in ("docker", "oci", "ollama"):
+            hint = f"A registry's model has no scheme: blobstore inspect {rest}"
         elif scheme in ("http", "https", "hf", *CLOUDS):
             hint = f"Give the address as a text, not as a path: {address}"
         raise UsageError(

@@ -353,6 +353,9 @@ def _integers(match: _Found) -> SourceWeight:
     named = [group for verdict, group in verdicts if verdict]
     possible = named or [group for verdict, group in verdicts if verdict is None] or groups
     codes = {lie for group in possible for lie in _row_codes(match, group)}
+    is_permuted = any(group.permuted for group in possible)
+    if not codes and is_permuted and match.companion(".weight_g_idx") is None:
+        raise _refusal(match, "its columns are permuted (actorder), and X.weight_g_idx is missing")
     if len(codes) != 1:
         tensors = ", ".join(
             f"{quoted(part.name)} {part.dtype} {list(part.shape)}"

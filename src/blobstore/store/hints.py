@@ -190,7 +190,7 @@ class Share:
 
 
 _SHARE = re.compile(
-    r"([A-Za-z0-9_.:-]{1,350}) ([A-Za-z0-9]+(?:[._/-]+[A-Za-z0-9]+)*) ([0-9a-f]{64})", re.ASCII
+    r"([A-Za-z0-9_.:-]{1,350}) ([A-Za-z0-9]+(?:[@._/-]+[A-Za-z0-9]+)*) ([0-9a-f]{64})", re.ASCII
 )
 
 

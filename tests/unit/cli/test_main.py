@@ -56,6 +56,13 @@ def test_incomplete_commands_name_the_help(cli: Cli, words: str, says: str, comm
         ("version", "Use blobstore --version."),
         ("create m -f Modelfile", "Use blobstore import."),
         ("rmi m", "Use blobstore rm."),
+        ("serve m", "To serve a model, use --lm NAME. "),
+        (
+            "inspect docker://h.org/a/b",
+            "A registry's model has no scheme: blobstore inspect h.org/a/b",
+        ),
+        ("list docker://h.org/a/b", "Write s3://BUCKET/PREFIX, gs://BUCKET/PREFIX or az://CONT"),
+        ("push m docker://h.org/a/b", "A registry's model is HOST/NAMESPACE/MODEL:TAG."),
         ("plan x --quant q4_K_M", "The nearest is int4. Use one of: int4, "),
         ("plan x --quant Q6_K", "The nearest is int8. Use one of: int4, "),
         ("plan x --quant f16", "Use one of: int4, "),

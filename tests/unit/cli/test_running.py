@@ -174,7 +174,7 @@ def test_a_checkpoint_is_imported_once(runner: Runner, source: Path, tmp_path: P
     store, stored = blobstore.open_store(tmp_path / "new"), f"{source.name}:int4"
     blobstore.import_model(source, store=store, quant="int4", method="search")
     assert "with other options, and is used as it is" in notes()[0]
-    runner.name = "http://127.0.0.1/m"  # a server that can't be reached
+    runner.name = "http://127.0.0.1/m@main"  # a server that can't be reached
     store.shares.add(Share.of_source(runner.name, store.manifests.read(store.find(stored)).digest))
     assert f"{stored} was imported from it" in notes()[0]
     runner.name = str(source.parent / "none")

@@ -181,6 +181,7 @@ def test_second_and_new_names_over_a_lower_store(lower: Store, upper: Store) -> 
     with pytest.raises(UsageError, match="already exists"):
         layers.move("p", "mine")
     layers.move("p", "mine", replace=True)
+    assert layers.copy("mine", "mine") == layers.move("mine", "mine")
     assert " ".join(map(str, layers.manifests.names())) == "m:latest mine:latest n:latest"
     assert blobs_of(layers, "mine") == [b"one", b"three"]
     assert upper.blobs.digests() == {Digest.of(b"three").hex}

@@ -445,8 +445,8 @@ def _unreachable(address: WebAddress, error: OSError | UnicodeError) -> RemoteEr
         return RemoteError(
             f"{address}: its certificate is not trusted: {error.verify_message}",
             path=str(address),
-            hint="Check the address. For a private authority, name its certificates: ca_file=FILE,"
-            " or the variable SSL_CERT_FILE.",
+            hint="Check the address. For a private authority, name its certificates: SSL_CERT_FILE"
+            " for commands, ca_file in Python.",
         )
     if isinstance(error, ssl.SSLError) and not isinstance(
         error, ssl.SSLEOFError | ssl.SSLZeroReturnError

@@ -242,3 +242,4 @@ def test_certificates_and_names_are_checked(monkeypatch: pytest.MonkeyPatch) -> 
         for one, host in ((client, "other.test"), (distrusting, server.host)):
             error = failure(one, f"https://{host}:{server.port}/")
             assert (error.temporary, "certificate" in str(error)) == (False, True)
+        assert "SSL_CERT_FILE for commands" in (error.hint or "")
