@@ -33,6 +33,9 @@ EXIT_INTERRUPTED = 130
 # Between searches for cyclic garbage. Commands make almost none, but many objects that live on,
 # which Python would search every 700 allocations.
 _ALLOCATIONS = 200_000
+# The largest block that, when it is freed, makes glibc keep blocks of that size for the next use
+# instead of taking fresh pages each time (mallopt(3), M_MMAP_THRESHOLD).
+_KEPT = 2**25 - 2**16
 _GRACE_S = 5.0
 
 
@@ -247,8 +250,9 @@ def main() -> None:
     _open_closed_streams()
     end_soon_when_interrupted()
     gc.set_threshold(_ALLOCATIONS)
-    # NumPy's library of linear algebra starts a thread for each core when it is loaded. Nothing
-    # here multiplies matrices with NumPy.
+    bytearray(_KEPT)  # and freed, untouched
+    # NumPy's library of linear algebra starts a thread for each core when it is loaded. What
+    # multiplies matrices here has threads already.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     code = run(sys.argv[1:])
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C ends the rest without a traceback

@@ -264,10 +264,8 @@ class IntegerCodes(Coding):
         )
         if not self.transposed:
             return Region.lines(suffix, _WORD_BYTES * items, begin, end)
-        return Region(
-            *(suffix, _WORD_BYTES * count(self.rows), 0, items),
-            *(begin * _WORD_BYTES, end * _WORD_BYTES),
-        )
+        line = _WORD_BYTES * count(self.rows)
+        return Region(suffix, line, 0, items, begin * _WORD_BYTES, end * _WORD_BYTES)
 
     def _matrices(self, first: int, stop: int) -> tuple[int, int]:
         return first // self.rows, (stop - 1) // self.rows + 1

@@ -269,10 +269,6 @@ class Scratch(threading.local):
         return memory[:nbytes].view(kind)
 
 
-# The largest block that makes glibc keep as large ones for the next use when they are freed, and
-# twice as much unused memory (mallopt(3), M_MMAP_THRESHOLD).
-_KEPT = 2**25 - 2**16
-
 # Scales of FP8 blocks that are read at a time: 1.5 MiB at most for 4 MiB (`BlockRun.pieces`).
 _BLOCK_SCALES = 2**18
 
@@ -288,7 +284,6 @@ class SourceReaders:
         self._open: dict[str, SourceReader] = {}
         self._mutex = threading.Lock()
         self._bands = Bands(self._read)
-        np.empty(_KEPT, np.uint8)  # and freed, untouched
         self.scratch = Scratch()
 
     def readinto(self, tensor: SourceTensor, start: int, buffer: memoryview) -> None:
