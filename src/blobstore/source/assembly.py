@@ -326,8 +326,8 @@ def _fp8_block(
         blocks = -(-rows // block[0]), -(-cols // block[1])
         if scale in ((*lead, *blocks), (*lead, blocks[0], 1, blocks[1], 1)):
             return block
-    strategies = {weights.get("strategy") for weights in match.config.group_weights}
-    if not possible or not strategies.isdisjoint({"tensor", "channel"}):
+    strategies = [weights.get("strategy") for weights in match.config.group_weights]
+    if not possible or "tensor" in strategies or "channel" in strategies:
         if scale in ((*lead,), (*lead, 1)):
             return rows, cols
         if scale in ((*lead, rows), (*lead, rows, 1)):

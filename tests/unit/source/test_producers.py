@@ -459,6 +459,7 @@ CONTRADICTIONS: dict[str, dict[str, Callable[[Tensors, Settings], None]]] = {
         "no scales": drop("weight_scale"),
         "no codes": drop("weight"),
         "blocks of 16x16": say_of_weights(block_structure=[16, 16]),
+        "a strategy without a name": say_of_weights(strategy=[], block_structure=[16, 16]),
         "blocks without rows": say_of_weights(block_structure=[0, 64]),
         "a scale for all": change("weight_scale", lambda scale: scale[0, 0]),
         "4 bits": say_of_weights(num_bits=4),
