@@ -338,7 +338,7 @@ def home_at(text: str, access: blobstore.RegistryAccess) -> Any:
         return blobstore.open_archive(text)
     if _REGISTRY.fullmatch(text) is None:
         raise UsageError(
-            f"{text!r} is not a place of models",
+            f"{text!r} is not a place that has models",
             hint="Write HOST, HOST/NAMESPACE/MODEL, s3://BUCKET/PREFIX, a folder or an archive.",
         )
     return access.open_all(text)

@@ -209,7 +209,7 @@ class _Head:
             raise invalid("G6", f"the dimensions {list(dims)} overflow 63 bits", name)
         if (dims[-1] if dims else 1) % kind.block:
             blocks = f"blocks of {kind.block} values ({kind.name})"
-            raise invalid("G7", f"{list(dims)} is not whole {blocks}", name)
+            raise invalid("G7", f"{list(dims)} is not a whole number of {blocks}", name)
         return kind, dims
 
     def _value(self, key: str) -> object:

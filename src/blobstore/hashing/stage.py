@@ -39,7 +39,7 @@ class BlobHash:
     """The hash of a blob of ``size`` bytes, whose pieces come in any order.
 
     ``finished`` is called with its digest, 32 bytes, in the thread that hashes its last piece.
-    ``begun``: a stream that was continued, and how many bytes it has hashed.
+    ``continued``: an earlier stream, and how many bytes it has hashed.
     """
 
     def __init__(
@@ -47,10 +47,10 @@ class BlobHash:
         stage: HashStage,
         size: int,
         finished: Callable[[bytes], None],
-        begun: tuple[Stream, int] | None = None,
+        continued: tuple[Stream, int] | None = None,
     ) -> None:
         self.finished = finished
-        self.stream, self.done = begun or (hashing.stream(), 0)
+        self.stream, self.done = continued or (hashing.stream(), 0)
         self._stage = stage
         self._size = size
         self.waiting: dict[int, Piece] = {}

@@ -84,15 +84,15 @@ def _processor(matcher: Any, end: Sequence[int]) -> Callable[[Any, Any], Any]:
     """Return a processor of logits ``[1, vocabulary]``, which begins after the tokens ``end``."""
     import mlx.core as mx
 
-    has_begun = False
+    has_started = False
 
     def process(tokens: Any, logits: Any) -> Any:
-        nonlocal has_begun
-        if has_begun:
+        nonlocal has_started
+        if has_started:
             matcher.consume_token(tokens[-1].item())
         elif end and tokens[-len(end) :].tolist() != end:
             return logits
-        has_begun = True
+        has_started = True
         bits = np.frombuffer(matcher.compute_bitmask(), np.uint8)
         allowed = np.unpackbits(bits, count=logits.shape[-1], bitorder="little")
         return mx.where(mx.array(allowed, mx.bool_), logits, -mx.inf)

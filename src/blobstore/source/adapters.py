@@ -267,7 +267,7 @@ def _change(
     else:
         shapes = ", ".join(f"{end[1:]} {list(shape)}" for end, shape in (needed or given).items())
         wanted = f"rank {rank} and {quoted(name)} {list(shape)} need {shapes}"
-        raise _refused(first, f"{wanted}, of floats, once")
+        raise _refused(first, f"{wanted} of floats, once each")
     own = {suffix: parts[end] for suffix, end in ends.items()}
     for number, weight in enumerate(weights):
         companions = {**weight.companions, **own}

@@ -450,7 +450,7 @@ def _misfit(match: _Found, codes: IntegerCodes, lead: Iterable[int] = ()) -> str
                 f" groups of {codes.group} need {dtype} {list(shape)}"
             )
     others = parts.keys() - wanted.keys() - {".shape"}
-    return f"{quoted(parts[min(others)].name)} is of another way" if others else None
+    return f"{quoted(parts[min(others)].name)} belongs to another format" if others else None
 
 
 def _row_codes(match: _Found, group: WeightGroup) -> Iterator[IntegerCodes]:
@@ -569,7 +569,7 @@ def _of_method(tensors: Mapping[str, TensorLike], method: str) -> Iterator[tuple
     for name, tensor in tensors.items():
         if tensor.dtype in _CODES and tensor.nbytes * 8 // tensor.dtype.bits >= _LEAST_ELEMENTS:
             said = f"config.json says that it was quantized by {method}"
-            yield name, f"{said}, in a way that is not imported"
+            yield name, f"{said}, whose codes are not imported"
 
 
 def _unexplained(

@@ -484,4 +484,4 @@ def _check(parts: Parts, wanted: Mapping[str, tuple[DType, tuple[int, ...]]]) ->
         if part is None or (part.dtype, part.shape) != (dtype, shape):
             found = f"{part.dtype} {list(part.shape)}" if part is not None else "missing"
             what = suffix[1:] or "tensor"
-            raise ValueError(f"its {what} is {found}, and not {dtype} {list(shape)}")
+            raise ValueError(f"its {what} is {found}, not {dtype} {list(shape)}")

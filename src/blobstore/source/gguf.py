@@ -152,7 +152,7 @@ def joined_header(read: Sequence[tuple[SourceFile, Header]]) -> GgufHeader | Non
     tensors = {name: tensor for one in headers for name, tensor in one.tensors.items()}
     if (count := values.get("split.tensors.count", len(tensors))) != len(tensors):
         raise UnsupportedSourceError(
-            f"{path} and its other parts have {len(tensors)} tensors, and not {count}", path=path
+            f"{path} and its other parts have {len(tensors)} tensors, not {count}", path=path
         )
     return replace(headers[0], tensors=tensors)
 
@@ -229,7 +229,7 @@ class _Model:
         is_vector = name.endswith(("norm.weight", "sinks.weight", ".bias"))
         if kind in UNREAD or (is_vector and kind not in FLOATS):
             what = "vectors" if is_vector else "weights"
-            raise self.refused(name, f"{what} of the type {kind} are not read")
+            raise self.refused(name, f"{what} of type {kind} can't be read")
         if kind not in FLOATS and kind not in _KEPT and find_spec("gguf") is None:
             raise self.refused(
                 name,

@@ -281,7 +281,7 @@ def _config(source: _Source, read: _ReadFloats) -> Json:
     head_dim = made["head_dim"] or width
     rotated = source.find("rope.dimension_count", int) or head_dim
     if not head_dim:
-        raise source.refuse(f"{heads} heads share {made['hidden_size']} values")
+        raise source.refuse(f"{heads} heads, and a hidden_size of {made['hidden_size']}")
     if arch in _SCALED_BY_WIDTH:
         made["query_pre_attn_scalar"] = width if layers == _SCALED_BY_WIDTH[arch] else head_dim
     if arch == "gpt-oss":
@@ -289,7 +289,7 @@ def _config(source: _Source, read: _ReadFloats) -> Json:
     if arch == "phi3":
         made["partial_rotary_factor"] = rotated / head_dim
     elif rotated != head_dim:
-        raise source.refuse(f"{rotated} of {head_dim} dimensions of a head are rotated")
+        raise source.refuse(f"only {rotated} of a head's {head_dim} dimensions are rotated")
     return made | {
         "num_key_value_heads": made["num_key_value_heads"] or heads,
         "head_dim": head_dim,
@@ -322,9 +322,9 @@ def _rope_scaling(source: _Source, read: _ReadFloats, theta: float, rotated: int
     length = source.get(_Key("rope.scaling.original_context_length"))
     fixed: Json = {"beta_fast": 32.0, "beta_slow": 1.0, "truncate": False}
     betas = {key: source.find(f"rope.scaling.yarn_{key}", float) for key in list(fixed)[:2]}
-    told = {key: value for key, value in betas.items() if value is not None}
+    given = {key: value for key, value in betas.items() if value is not None}
     fixed = fixed if arch == "gpt-oss" else {}
-    return {**scaling, "original_max_position_embeddings": length, **fixed, **told}
+    return {**scaling, "original_max_position_embeddings": length, **fixed, **given}
 
 
 def _llama3_scaling(

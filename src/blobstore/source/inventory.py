@@ -195,7 +195,7 @@ def _floats(inventory: Inventory, name: str) -> list[float]:
     tensor = inventory.tensors[name]
     if tensor.dtype is not DType.F32 or tensor.nbytes > 2**20:
         raise UnsupportedSourceError(
-            f"{quoted(name)} is {tensor.dtype} {list(tensor.shape)}, and F32 and small is needed",
+            f"{quoted(name)} is {tensor.dtype} {list(tensor.shape)}, expected a small F32",
             tensor=name,
             path=tensor.file.path,
         )

@@ -226,6 +226,6 @@ def test_places_without_models(cli: Cli, source: Path, address: str, tmp_path: P
     assert "contains neither blobs nor manifests" in cli.refused("list", source.parent, code=1)
     assert "not a valid archive" in cli.refused("list", source / "config.json", code=1)
     for text in ("qwen3", f"{tmp_path}/none.tar", "a/b/c"):
-        assert "is not a place of models\nHint: Write HOST, " in cli.refused("list", text)
-    assert "is not a place of models" in cli.refused("show", "m:int4", "n")
+        assert "is not a place that has models\nHint: Write HOST, " in cli.refused("list", text)
+    assert "is not a place that has models" in cli.refused("show", "m:int4", "n")
     assert f"blobstore inspect {source} shows a checkpoint" in cli.refused("show", source)

@@ -206,14 +206,14 @@ CONTRADICTIONS: dict[str, tuple[Change, str]] = {
         r"\[2, 1, 64\] does not have 2 dimensions",
     ),
     "an empty matrix": (with_tensor("output_norm.weight", (0,)), "does not have 1 dim"),
-    "integers": (lambda file: setattr(file.tensors[1], "kind", "I32"), "type I32 are not read"),
+    "integers": (lambda file: setattr(file.tensors[1], "kind", "I32"), "type I32 can't be read"),
     "a vector of blocks": (
         lambda file: file.tensors.append(Described("output_norm.weight", "Q4_0", (32,), bytes(18))),
-        "vectors of the type Q4_0 are not read",
+        "vectors of type Q4_0 can't be read",
     ),
     "a type without values": (
         lambda file: file.tensors.append(Described("output_norm.weight", "Q8_1", (32,), bytes(40))),
-        "vectors of the type Q8_1 are not read",
+        "vectors of type Q8_1 can't be read",
     ),
 }
 

@@ -153,7 +153,7 @@ class WebAddress:
 
 @dataclass(frozen=True, slots=True)
 class Proxy:
-    """A proxy, which is spoken to over http. ``fields``: its login, which is never shown."""
+    """A proxy, which speaks http. ``fields``: its login, which is never shown."""
 
     address: WebAddress
     fields: Mapping[str, str] = field(default_factory=dict, repr=False)
@@ -179,7 +179,7 @@ class Proxy:
             there = None
         if there is None or there.scheme != "http":
             raise UsageError(
-                f"not a proxy that is spoken to over http: {quoted(f'{scheme}://{place}')}",
+                f"not the address of an http proxy: {quoted(f'{scheme}://{place}')}",
                 hint="HTTPS_PROXY and HTTP_PROXY are http://[USER:PASSWORD@]HOST:PORT.",
             )
         if not login:

@@ -43,7 +43,7 @@ def test_which_proxy(url: str, proxies: Mapping[str, str], expected: str | None)
     "text", ["socks5://u:secret@p:1080", "https://u:secret@p", "http://u:secret@"]
 )
 def test_a_proxy_that_is_not_http_is_refused_without_its_login(text: str) -> None:
-    with pytest.raises(UsageError, match="not a proxy") as error:
+    with pytest.raises(UsageError, match="not the address of an http proxy") as error:
         Proxy.of(WebAddress.parse("https://a.test/"), {"https": text})
     assert "secret" not in str(error.value)
 
