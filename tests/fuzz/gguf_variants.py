@@ -3,15 +3,12 @@
 Whatever metadata, names, types, shapes and bytes say: every weight is what the gguf package reads
 from the file, or the import is refused by a typed error that names a tensor or the file.
 
-``python tests/fuzz/gguf_variants.py [VARIANTS [FIRST]]`` is the long form.
+``python tests/fuzz/producers.py GGUF`` is the long form.
 """
 
 import random
 import re
-import sys
-import tempfile
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -19,7 +16,7 @@ from typing import Any
 import gguf
 import numpy as np
 from producer_values import Values
-from producers import DisagreementError, Report, compare, imported, read, run
+from producers import DisagreementError, compare, imported, read
 from support import FIXTURES
 from support.gguf_files import TYPES, Described, GgufFile
 
@@ -108,12 +105,9 @@ def change(rng: random.Random, variant: Variant) -> None:
     """Change a tensor, a value, or the file."""
     file, number = variant.file, rng.randrange(len(variant.file.tensors))
     one = file.tensors[number]
-    of_tensor: list[Callable[[random.Random, Described], None]] = [
-        *(retyped, retyped, retyped, refilled, reshaped, renamed)
-    ]
     match rng.choice(["tensor"] * 6 + ["value", "value", "drop", "twice", "order", "arch", "cut"]):
         case "tensor":
-            done = rng.choice(of_tensor)
+            done = rng.choice((retyped, retyped, retyped, refilled, reshaped, renamed))
             done(rng, one)
             variant.changes.append(f"{done.__name__} {one.name!r} {one.kind} {list(one.shape)}")
         case "value":
@@ -123,7 +117,7 @@ def change(rng: random.Random, variant: Variant) -> None:
         case "drop":
             variant.changes.append(f"without {file.tensors.pop(number).name!r}")
         case "twice":
-            file.tensors.append(Described(str(one.name)[rng.randrange(2) :], *astuple(one)[1:]))
+            file.tensors.append(replace(one, name=str(one.name)[rng.randrange(2) :]))
             variant.changes.append(f"{one.name!r} twice")
         case "order":
             rng.shuffle(file.tensors)
@@ -138,16 +132,11 @@ def change(rng: random.Random, variant: Variant) -> None:
             variant.changes.append(f"cut at {variant.cut}")
 
 
-def astuple(one: Described) -> tuple[Any, ...]:
-    return one.name, one.kind, one.shape, one.data
-
-
 def variant(_: str, number: int) -> Variant:
     """Return a variant, the same for the same number; every ninth is unchanged."""
     rng = random.Random(number)
     whole = seed(MODELS[number % len(MODELS)])
-    tensors = [Described(*astuple(one)) for one in whole.tensors]
-    made = Variant(GgufFile([*whole.metadata], tensors))
+    made = Variant(GgufFile([*whole.metadata], [*map(replace, whole.tensors)]))
     for _times in range(rng.choice((1, 1, 1, 2, 4)) if rng.randrange(9) else 0):
         if made.file.tensors:
             change(rng, made)
@@ -236,19 +225,3 @@ def check(one: Variant, folder: Path, *, imports: bool = False) -> str:
                 values = values._replace(dtype=stored, terms=np.nan_to_num(largest))
                 compare(one_weight.name, got, values, 2, 2.0**-6)
     return "equal"
-
-
-def main() -> int:
-    count, first, *_ = (*map(int, sys.argv[1:]), *(5000, 0)[len(sys.argv) - 1 :])
-    report = Report()
-    with tempfile.TemporaryDirectory(prefix="gguf-") as work:
-        numbers = range(first, first + count)
-        for number, report in run("GGUF", numbers, Path(work), variant, check):
-            if number in report.broken:
-                print(f"{number}: {report.broken[number]}", flush=True)
-    print(f"{dict(report.counts)}, {len(report.broken)} broken, {report.slowest:.2f} s at most")
-    return bool(report.broken)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -92,14 +92,15 @@ class Module:
     def method(self) -> Any:
         return self.said.get("quant_method")
 
+    @property
+    def every_group(self) -> list[dict[str, Any]]:
+        return dicts(self.said.get("config_groups"))
+
     def groups(self) -> list[dict[str, Any]]:
         """Return compressed-tensors' settings of weights that may be those of the module."""
-        groups = self.said.get("config_groups")
-        found = groups.values() if isinstance(groups, dict) else []
-        groups = [one for one in found if isinstance(one, dict)]
-        named = [one for one in groups if any(map(self.is_target, listed(one.get("targets"))))]
-        weights = [one.get("weights") for one in named or groups]
-        return [one for one in weights if isinstance(one, dict)]
+        every = self.every_group
+        named = [one for one in every if any(map(self.is_target, listed(one.get("targets"))))]
+        return weights_in(named or every)
 
     def is_target(self, target: Any) -> bool:
         text = str(target)
@@ -115,6 +116,15 @@ def need(holds: object, why: str) -> None:
 
 def listed(value: Any) -> list[Any]:
     return value if isinstance(value, list) else []
+
+
+def dicts(value: Any) -> list[dict[str, Any]]:
+    items = value.values() if isinstance(value, dict) else ()
+    return [one for one in items if isinstance(one, dict)]
+
+
+def weights_in(groups: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [one["weights"] for one in groups if isinstance(one.get("weights"), dict)]
 
 
 def is_count(value: Any) -> bool:
@@ -167,12 +177,9 @@ KNOWN = {
 def check_known(module: Module) -> None:
     """Refuse settings that change what weights mean, and that no library of ours explains."""
     need(not module.said.get("transform_config"), "rotated weights")
-    groups = module.said.get("config_groups")
-    for group in groups.values() if isinstance(groups, dict) else ():
-        weights = group.get("weights") if isinstance(group, dict) else None
-        if isinstance(weights, dict):
-            need(not any(weights[key] for key in weights.keys() - KNOWN), "unknown settings")
-            need(weights.get("type", "int") == "int" or not is_permuted(weights), "an order")
+    for weights in weights_in(module.every_group):
+        need(not any(weights[key] for key in weights.keys() - KNOWN), "unknown settings")
+        need(weights.get("type", "int") == "int" or not is_permuted(weights), "an order")
 
 
 def is_permuted(weights: Mapping[str, Any]) -> bool:
@@ -182,61 +189,48 @@ def is_permuted(weights: Mapping[str, Any]) -> bool:
 def integers(module: Module) -> Values:
     """Read codes that a scale and perhaps a zero point belong to, packed or one a byte."""
     need(module.method == "compressed-tensors", "integers of another program")
-    order = module.get(".weight_g_idx", I32)
-    packed = module.get(".weight_packed", I32)
-    codes = module.take(".weight", I8) if packed is None else packed
-    stated = module.get(".weight_shape", I32, I64, U32)
-    scales, zeros = module.take(".weight_scale", *FLOATS), module.get(".weight_zero_point", I8, I32)
-    need(codes.ndim > 1 and codes.size, "not a matrix")
+    is_packed = module.get(".weight_packed", I32) is not None
     found: list[Values] = []
     for said in module.groups():
         bits = said.get("num_bits", 8)
         if said.get("type", "int") != "int" or type(bits) is not int or bits not in range(1, 9):
             continue
-        for dense in (True, False) if packed is not None else (None,):
+        for dense in (True, False) if is_packed else (None,):
             try:
-                found.append(_integers(said, codes, stated, scales, zeros, order, bits, dense))
+                found.append(_integers(module, said, bits, dense))
                 break
             except ContradictionError:
                 continue
     return only(found)
 
 
-def _integers(
-    said: Mapping[str, Any],
-    codes: Array,
-    stated: Array | None,
-    scales: Array,
-    zeros: Array | None,
-    order: Array | None,
-    bits: int,
-    dense: bool | None,
-) -> Values:
+def _integers(module: Module, said: Mapping[str, Any], bits: int, dense: bool | None) -> Values:
+    """Read codes as ``said``: in words, ``dense`` or whole codes a word; None for bytes."""
+    codes = module.take(".weight", I8) if dense is None else module.take(".weight_packed", I32)
+    order, stated = module.get(".weight_g_idx", I32), module.get(".weight_shape", I32, I64, U32)
+    scales, zeros = module.take(".weight_scale", *FLOATS), module.get(".weight_zero_point", I8, I32)
+    need(codes.ndim > 1 and codes.size, "not a matrix")
     strategy, size = strategy_of(said)
-    *lead, rows, last = codes.shape
-    half = 2 ** (bits - 1)
+    *lead, rows, cols = codes.shape
+    half, per_word = 2 ** (bits - 1), 32 // bits
     if dense is None:
-        cols, numbers = last, codes.astype(np.int64) + half
+        numbers = codes.astype(np.int64) + half
     else:
+        numbers = fields(codes, bits, dense=dense)
         cols = int(stated.flat[-1]) if stated is not None and stated.size else 0
         if not cols:
-            whole = fields(codes, bits, dense=dense).shape[-1]
-            cols = size * scales.shape[-1] if size and scales.ndim else whole
-        words = -(-cols * bits // 32) if dense else -(-cols // (32 // bits))
-        need(words == last, f"{cols} columns in {last} words")
-        numbers = fields(codes, bits, dense=dense)[..., :cols]
+            cols = size * scales.shape[-1] if size and scales.ndim else numbers.shape[-1]
+        words = -(-cols * bits // 32) if dense else -(-cols // per_word)
+        need(words == codes.shape[-1], f"{cols} columns in {codes.shape[-1]} words")
+        numbers = numbers[..., :cols]
     if stated is not None:
         need(stated.reshape(-1).tolist() == [*lead, rows, cols], f"{stated} are not the shape")
-    if strategy == "group":
-        need(cols % size == 0 and scales.shape == (*lead, rows, cols // size), "scales do not fit")
-        width = size
-    elif strategy == "channel":
-        need(scales.shape == (*lead, rows, 1), "scales do not fit")
-        width = cols
-    else:
-        need(strategy == "tensor", f"strategy {strategy}")
-        need(scales.shape in ((*lead,), (*lead, 1), (*lead, 1, 1)), "scales do not fit")
-        width = 0
+    width = size if strategy == "group" else cols
+    shapes = [(*lead, rows, cols // width)]
+    if strategy == "tensor":
+        width, shapes = 0, [(*lead,), (*lead, 1), (*lead, 1, 1)]
+    need(strategy in ("group", "channel", "tensor"), f"strategy {strategy}")
+    need((not width or cols % width == 0) and scales.shape in shapes, "scales do not fit")
     symmetric = said.get("symmetric", True)
     if isinstance(symmetric, bool):
         need((zeros is None) is symmetric, "zero points do not fit the setting")
@@ -246,17 +240,14 @@ def _integers(
         need(zeros.shape == scales.shape, "zero points do not fit")
         points = zeros.astype(np.int64) + half
     else:
-        packing = dense is not False
-        count = -(-rows * bits // 32) if packing else -(-rows // (32 // bits))
+        count = -(-rows // per_word) if dense is False else -(-rows * bits // 32)
         need(width and zeros.shape == (*lead, count, scales.shape[-1]), "zero points do not fit")
-        columns = fields(np.swapaxes(zeros, -1, -2), bits, dense=packing)[..., :rows]
+        columns = fields(np.swapaxes(zeros, -1, -2), bits, dense=dense is not False)[..., :rows]
         points = np.swapaxes(columns, -1, -2)
     of = order_of(said, order, np.arange(cols) // (width or cols))
-    if width:
-        return affine(numbers, points[..., of], scales[..., of])
-    shape = (*lead, 1, 1)
-    wide = np.broadcast_to(scales.reshape(shape), numbers.shape)
-    return affine(numbers, np.broadcast_to(points.reshape(shape), numbers.shape), wide)
+    if not width:
+        points, scales, of = points.reshape(*lead, 1, 1), scales.reshape(*lead, 1, 1), 0 * of
+    return affine(numbers, points[..., of], scales[..., of])
 
 
 def order_of(said: Mapping[str, Any], order: Array | None, usual: Array) -> Array:
@@ -282,8 +273,7 @@ def only(found: list[Values]) -> Values:
 
 def need_group(module: Module, bits: int, size: int | None = None) -> None:
     """Refuse floats of compressed-tensors that its settings call something else."""
-    found = (one.get("weights") for one in listed_groups(module))
-    groups = [one for one in found if isinstance(one, dict)]
+    groups = weights_in(module.every_group)
     if module.method != "compressed-tensors" or not groups:
         return
     fits = (
@@ -376,7 +366,7 @@ def fp4(module: Module) -> Values:
     if packed.dtype == U8:
         need_group(module, 4, size)
     if size == 16:
-        named = (one.get("format") for one in (module.said, *listed_groups(module)))
+        named = (one.get("format") for one in (module.said, *module.every_group))
         forms = {one for one in named if isinstance(one, str)}
         usual = {"nvfp4-pack-quantized", "mixed-precision"}
         need(not forms or forms & usual or not divides, "another format")
@@ -395,12 +385,6 @@ def fp4(module: Module) -> Values:
     return Values(exact, BF16, np.abs(exact))
 
 
-def listed_groups(module: Module) -> list[dict[str, Any]]:
-    groups = module.said.get("config_groups")
-    found = groups.values() if isinstance(groups, dict) else ()
-    return [one for one in found if isinstance(one, dict)]
-
-
 # GPTQ, AWQ, AutoRound
 
 
@@ -408,12 +392,11 @@ def column_settings(module: Module) -> list[dict[str, Any]]:
     """Return the settings that a module may have: which rule is its own, the shapes say."""
     said = dict(module.said)
     need(said.get("quant_method") in METHODS, "integers of another program")
-    extra, rules = said.get("extra_config"), said.get("dynamic")
+    extra = said.get("extra_config")
     own = extra.get(module.base) if isinstance(extra, dict) else None
     if isinstance(own, dict):
         return [said | own]
-    others = rules.values() if isinstance(rules, dict) else ()
-    return [said, *(said | rule for rule in others if isinstance(rule, dict))]
+    return [said, *(said | rule for rule in dicts(said.get("dynamic")))]
 
 
 def columns(module: Module) -> Values:
@@ -494,13 +477,10 @@ def mlx(module: Module) -> Values:
         need(said is not False, "config.json calls it unquantized")
         said = said if isinstance(said, dict) else settings
         mode = said.get("mode") or "affine"
-        bits, size = MLX_KINDS.get(mode, (4, 64))
-        given = [said.get("bits"), said.get("group_size")]
-        bits, size = (
-            usual if number is None else number
-            for usual, number in zip((bits, size), given, strict=True)
-        )
-        return _mlx(words, scales, biases, mode, bits, size)
+        given = (said.get("bits"), said.get("group_size"))
+        usual = MLX_KINDS.get(mode, (4, 64))
+        kind = (usual[at] if number is None else number for at, number in enumerate(given))
+        return _mlx(words, scales, biases, mode, *kind)
     found = []
     kinds = [(mode, bits, size) for mode, (bits, size) in MLX_KINDS.items()]
     kinds += [("affine", bits, size) for bits in (2, 3, 4, 5, 6, 8) for size in (32, 64, 128)]

@@ -121,8 +121,8 @@ def check(one: Checkpoint, folder: Path, *, imports: bool = False) -> str:
         forms = {weight.name: weight for weight in weights}
     except BlobStoreError as error:
         check_refusal(one, error)
-        if imports:
-            check_import_refused(folder, given)
+        if imports and imported(folder, given) is not None:
+            raise DisagreementError("what can't be read is imported") from error
         if one.harmless:
             raise DisagreementError(f"a good checkpoint is refused: {error}") from error
         return "refused"
@@ -159,11 +159,6 @@ def imported(folder: Path, given: dict[str, Any]) -> Store | None:
     return store
 
 
-def check_import_refused(folder: Path, given: dict[str, Any]) -> None:
-    if imported(folder, given) is not None:
-        raise DisagreementError("what can't be read is imported")
-
-
 def check_import(
     store: Store | None, wanted: dict[str, Values], forms: dict[str, SourceWeight]
 ) -> None:
@@ -194,11 +189,9 @@ def run(
     producer: str,
     numbers: range,
     work: Path,
-    make: Callable[[str, int], Any] = variant,
-    verify: Callable[..., str] = check,
 ) -> Iterator[tuple[int, Report]]:
     """Check variants; yield a report that grows."""
-    report = Report()
+    report, (make, verify) = Report(), made_by(producer)
     for number in numbers:
         one, folder = make(producer, number), work / "variant"
         shutil.rmtree(folder, ignore_errors=True)
@@ -217,9 +210,19 @@ def run(
         yield number, report
 
 
+def made_by(producer: str) -> tuple[Callable[[str, int], Any], Callable[..., str]]:
+    """Return what makes a producer's variants, and what checks them."""
+    if producer != "GGUF":
+        return variant, check
+    import gguf_variants  # of the extra `gguf`
+
+    return gguf_variants.variant, gguf_variants.check
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("producers", nargs="*", default=[*SEEDS], metavar="PRODUCER")
+    every = [*SEEDS, "GGUF"]
+    parser.add_argument("producers", nargs="*", default=every, metavar="PRODUCER")
     parser.add_argument("--variants", type=int, default=5000)
     parser.add_argument("--replay", type=int, metavar="NUMBER")
     given = parser.parse_args()

@@ -47,12 +47,10 @@ def test_values_are_those_of_the_library(case: str) -> None:
     adapted = replace(base, adapter=read_adapter(ADAPTERS / case))
     expected = load_file(base_of(case) / "model.safetensors") | merged(case)
     assert {weight.name for weight in adapted.weights} == expected.keys()
-    readers, step = SourceReaders(), 37
+    readers = SourceReaders()
     for weight in adapted.weights:
-        pieces = [
-            readers.values(weight, start, min(step, weight.elements - start)).copy()
-            for start in range(0, weight.elements, step)
-        ]
+        starts = range(0, weight.elements, 37)
+        pieces = [readers.values(weight, at, min(37, weight.elements - at)).copy() for at in starts]
         assert bits(np.concatenate(pieces)) == bits(expected[weight.name]), weight.name
     readers.close()
 
@@ -70,71 +68,54 @@ def test_the_import_says_what_it_merged(store: Store) -> None:
     assert {one.reason for one in tensors.left_out} == {"the adapter has other values for it"}
 
 
-def quantized(folder: Path) -> tuple[Path, Path, mx.array]:
-    """Write a base that MLX quantized, with an adapter for it. Return what both make."""
-    mx.random.seed(0)
-    weight = mx.random.normal((96, 128)).astype(mx.bfloat16) * 0.05
-    codes, scales, biases = mx.quantize(weight, group_size=64, bits=4)
-    one, other = mx.random.normal((128, 3)) * 0.1, mx.random.normal((3, 96)) * 0.1
-    base, adapter = folder / "base", folder / "adapter"
-    base.mkdir()
-    adapter.mkdir()
-    parts = {f"{Q}.weight": codes, f"{Q}.scales": scales, f"{Q}.biases": biases}
-    mx.save_safetensors(str(base / "model.safetensors"), parts)
-    settings = {
-        "quantization": {"group_size": 64, "bits": 4},
-        "architectures": ["LlamaForCausalLM"],
-    }
-    (base / "config.json").write_text(json.dumps(settings))
-    mx.save_safetensors(
-        str(adapter / "adapters.safetensors"), {f"{Q}.lora_a": one, f"{Q}.lora_b": other}
-    )
-    said = {"lora_parameters": {"rank": 3, "scale": 2.0, "dropout": 0.0}, "num_layers": 1}
-    (adapter / "adapter_config.json").write_text(json.dumps(said))
-    exact, zeros = scales.astype(mx.float32), biases.astype(mx.float32)
-    values = mx.dequantize(codes, exact, zeros, group_size=64, bits=4)
-    return base, adapter, values + 2 * (other.T @ one.T)
+def write(folder: Path, base: Any, config: Settings, adapter: Any, rank: int, scale: float) -> Any:
+    """Write a base and an adapter of mlx-lm, and return their folders."""
+    said = {"lora_parameters": {"rank": rank, "scale": scale, "dropout": 0.0}, "num_layers": 1}
+    for name, arrays, settings in (("model", base, config), ("adapters", adapter, said)):
+        (folder / name).mkdir()
+        mx.save_safetensors(str(folder / name / f"{name}.safetensors"), arrays)
+        document = "config.json" if name == "model" else "adapter_config.json"
+        (folder / name / document).write_text(json.dumps(settings))
+    return folder / "model", folder / "adapters"
 
 
 def test_quantized_weights_get_their_type_again(store: Store, tmp_path: Path) -> None:
-    base, adapter, expected = quantized(tmp_path)
+    mx.random.seed(0)
+    how = {"group_size": 64, "bits": 4}
+    weight = mx.random.normal((96, 128)).astype(mx.bfloat16) * 0.05
+    codes, scales, biases = mx.quantize(weight, **how)
+    one, other = mx.random.normal((128, 3)) * 0.1, mx.random.normal((3, 96)) * 0.1
+    parts = {f"{Q}.weight": codes, f"{Q}.scales": scales, f"{Q}.biases": biases}
+    config = {"quantization": how, "architectures": ["LlamaForCausalLM"]}
+    base, adapter = write(tmp_path, parts, config, {f"{Q}.lora_a": one, f"{Q}.lora_b": other}, 3, 2)
     import_model(base, "m", store=store, adapter=adapter)
+    values = mx.dequantize(codes, *(part.astype(mx.float32) for part in (scales, biases)), **how)
+    again, *_ = mx.quantize((values + 2 * (other.T @ one.T)).astype(mx.bfloat16), **how)
     with open_model("m", store=store) as model:
-        tensor = model[f"{Q}.weight"]
-        assert tensor.type_text == "int4/64"
-        again = mx.quantize(expected.astype(mx.bfloat16), group_size=64, bits=4)
-        assert bytes(tensor.raw()) == bits(np.array(again[0]))
+        assert model[f"{Q}.weight"].type_text == "int4/64"
+        assert bytes(model[f"{Q}.weight"].raw()) == bits(np.array(again))
 
 
 def test_large_weights_are_the_same_by_any_number_of_threads(store: Store, tmp_path: Path) -> None:
     """Of several runs, with rows that end within blocks."""
-    generator = torch.Generator().manual_seed(0)
-    weight = torch.randn(1500, 992, generator=generator).bfloat16()
-    down, up = (torch.randn(shape, generator=generator) for shape in ((4, 992), (1500, 4)))
-    base, adapter = tmp_path / "base", tmp_path / "adapter"
-    base.mkdir()
-    adapter.mkdir()
-    save_file({f"{Q}.weight": weight}, base / "model.safetensors")
-    (base / "config.json").write_text('{"architectures": ["LlamaForCausalLM"]}')
-    module = f"base_model.model.{Q}"
-    tensors = {f"{module}.lora_A.weight": down, f"{module}.lora_B.weight": up}
-    save_file(tensors, adapter / "adapter_model.safetensors")
-    said = {"peft_type": "LORA", "r": 4, "lora_alpha": 3}
-    (adapter / "adapter_config.json").write_text(json.dumps(said))
+    mx.random.seed(0)
+    weight = mx.random.normal((1500, 992)).astype(mx.bfloat16)
+    one, other = mx.random.normal((992, 4)), mx.random.normal((4, 1500))
+    config, factors = {"architectures": ["LlamaForCausalLM"]}, (one, other)
+    lora = {f"{Q}.lora_{end}": factor for end, factor in zip("ab", factors, strict=True)}
+    base, adapter = write(tmp_path, {f"{Q}.weight": weight}, config, lora, 4, 0.75)
     results = [
-        import_model(
-            base, f"m{jobs}", store=Store(tmp_path / f"{jobs}"), adapter=adapter, jobs=jobs
-        )
-        for jobs in (1, 3)
+        import_model(base, "m", store=home, adapter=adapter, jobs=jobs)
+        for jobs, home in ((1, store), (3, MemoryStore()))
     ]
-    assert results[0].digest == results[1].digest
     with streamed(SMALL, declared=True):
-        far = import_model(base, "far", store=MemoryStore(), adapter=adapter)
-    assert far.digest == results[0].digest
-    with open_model("m1", store=Store(tmp_path / "1")) as model:
-        read = torch.tensor(model[f"{Q}.weight"].dequantize())
-    exact = weight.double() + 0.75 * (up.double() @ down.double())
-    assert ((read - exact).abs() <= 2**-8 * exact.abs() + 1e-5).all()
+        results.append(import_model(base, "m", store=MemoryStore(), adapter=adapter))
+    assert len({result.digest for result in results}) == 1
+    with open_model("m", store=store) as model:
+        read = model[f"{Q}.weight"].dequantize()
+    down, up = (np.array(factor, np.float64) for factor in factors)
+    exact = np.array(weight.astype(mx.float32), np.float64) + 0.75 * (down @ up).T
+    assert (np.abs(read - exact) <= 2**-8 * np.abs(exact) + 1e-5).all()
 
 
 @pytest.mark.parametrize("declared", [False, True])
@@ -146,7 +127,10 @@ def test_streams_give_the_same(declared: bool) -> None:
             assert import_model(base_of(case), "n", **given).digest == local.digest
 
 
-def rewritten(case: str, folder: Path, change: Callable[[Tensors, Settings], None]) -> Path:
+Change = Callable[[Tensors, Settings], Any]
+
+
+def rewritten(case: str, folder: Path, change: Change) -> Path:
     shutil.copytree(ADAPTERS / case, folder)
     (path,) = folder.glob("adapter*s.safetensors" if "mlx" in case else "adapter_m*.safetensors")
     tensors, settings = load_file(path), json.loads((folder / "adapter_config.json").read_text())
@@ -157,7 +141,6 @@ def rewritten(case: str, folder: Path, change: Callable[[Tensors, Settings], Non
 
 
 P, HEAD, DOWN = f"base_model.model.{Q}", "base_model.model.lm_head.weight", torch.ones(4, 16)
-Change = Callable[[Tensors, Settings], Any]
 CONTRADICTIONS: list[tuple[str, str, Change]] = [
     ("peft-linear", "lora_B", lambda t, _: t.pop(f"{P}.lora_A.weight")),
     ("peft-linear", "rank 5", lambda _, s: s.update(r=5)),

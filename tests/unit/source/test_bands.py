@@ -2,7 +2,7 @@
 
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,10 +17,10 @@ Array = np.ndarray[Any, Any]
 class File:
     """A matrix of random bytes as the one tensor of a file; ``nbytes`` were read of it."""
 
+    tensor: Any = SimpleNamespace(file=SimpleNamespace(path="f"), offset=8)
+
     def __init__(self, lines: int, line: int) -> None:
         self.bytes = np.random.default_rng(line).integers(0, 256, (lines, line), dtype=np.uint8)
-        tensor = SimpleNamespace(file=SimpleNamespace(path="f"), offset=8)
-        self.tensor = cast("SourceTensor", tensor)
         self.nbytes = 0
 
     def read(self, _tensor: SourceTensor, start: int, out: Array) -> None:
@@ -38,8 +38,7 @@ class File:
 def test_parts_in_any_order_and_by_many_threads(lines: int, line: int) -> None:
     file = File(lines, line)
     bands = Bands(file.read, {64: 2, 4096: 2})
-    generator = np.random.default_rng(lines)
-    columns = np.sort(generator.integers(0, line + 1, (300, 2)))
+    columns = np.sort(np.random.default_rng(lines).integers(0, line + 1, (300, 2)))
     ranges = [(0, lines), (0, -(-lines // 2)), (lines // 2, lines)]
 
     def check(number: int) -> None:

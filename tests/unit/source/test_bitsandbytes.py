@@ -14,18 +14,11 @@ from support.servers import files, server
 
 from blobstore import Store, import_model, open_model
 from blobstore.errors import UnsupportedSourceError
-from blobstore.source.inventory import read_inventory
-from blobstore.source.weights import SourceReaders
 
 PRODUCERS = FIXTURES / "producers"
 MODULE = "model.layers.0.mlp.down_proj"
 NESTED = PRODUCERS / "bitsandbytes-nf4-nested"
-ODD = PRODUCERS / "bitsandbytes-nf4-odd"
 Tensors = dict[str, torch.Tensor]
-
-
-def values(case: Path) -> torch.Tensor:
-    return load_file(case / "dequantized.safetensors")[f"{MODULE}.weight"]
 
 
 def renamed(module: str) -> Tensors:
@@ -48,24 +41,14 @@ def write(folder: Path, tensors: Tensors, **config: object) -> Path:
     return folder
 
 
-def test_pieces_begin_within_bytes_and_blocks() -> None:
-    (weight,) = read_inventory(ODD).weights
-    readers, rows = SourceReaders(), 3 * 51
-    pieces = [
-        readers.values(weight, start, min(rows, weight.elements - start)).copy()
-        for start in range(0, weight.elements, rows)
-    ]
-    readers.close()
-    assert bits(np.concatenate(pieces)) == bits(values(ODD))
-
-
 def test_a_server_is_asked_for_states(store: Store) -> None:
     table = {path.name: path.read_bytes() for path in NESTED.iterdir()}
     with server() as running, patient_clients():
         running.play(files(table, 'ETag: "v1"'))
         import_model(running.at(""), "there", store=store)
     with open_model("there", store=store) as model:
-        assert bits(model[f"{MODULE}.weight"].numpy()) == bits(values(NESTED))
+        values = load_file(NESTED / "dequantized.safetensors")[f"{MODULE}.weight"]
+        assert bits(model[f"{MODULE}.weight"].numpy()) == bits(values)
 
 
 def test_plain_modules_and_offsets_of_experts(tmp_path: Path, store: Store) -> None:

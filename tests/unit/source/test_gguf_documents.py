@@ -45,10 +45,6 @@ def documents(
     return documents_of(header, f"{name}.gguf", floats.__getitem__)
 
 
-def config_of(name: str) -> Any:
-    return json.loads(documents(name)["config.json"])
-
-
 def read_by_mlx(config: Metadata) -> tuple[Metadata, Metadata]:
     """Return what mlx-lm's model reads and how it scales positions, in newer names too."""
     model = importlib.import_module(f"mlx_lm.models.{config['model_type']}")
@@ -69,7 +65,7 @@ def read_by_mlx(config: Metadata) -> tuple[Metadata, Metadata]:
 
 @pytest.mark.parametrize("name", MODELS)
 def test_mlx_reads_the_same_model(name: str) -> None:
-    original, made = MODELS[name]["config"], config_of(name)
+    original, made = MODELS[name]["config"], json.loads(documents(name)["config.json"])
     if name == "mistral":  # a file does not say which of the two it is, and they compute the same
         original = original | {"model_type": "llama"}
     expected, scaling = read_by_mlx({"rope_scaling": None} | original)
@@ -109,24 +105,26 @@ def test_texts_begin_and_end_as_in_llama_cpp(name: str, expected: list[str | Non
     assert [begins, *map(tokenizer.id_to_token, ends)] == expected
 
 
-def test_a_template_is_kept() -> None:
-    made = documents("qwen3", {"tokenizer.chat_template": "{{ messages }}"})
+def test_a_template_and_no_padding_are_kept() -> None:
+    """An id of -1 is none."""
+    none = {"tokenizer.ggml.padding_token_id": 2**32 - 1}
+    made = documents("qwen3", {"tokenizer.chat_template": "{{ messages }}"} | none)
     assert json.loads(made["tokenizer_config.json"])["chat_template"] == "{{ messages }}"
+    assert json.loads(made["config.json"])["pad_token_id"] is None
 
 
 def test_without_an_output_matrix_embeddings_are_tied() -> None:
-    assert not config_of("qwen3")["tie_word_embeddings"]
-    tied = documents("qwen3", without="output.weight")["config.json"]
-    assert json.loads(tied)["tie_word_embeddings"]
-
-
-def test_an_id_of_minus_one_is_none() -> None:
-    made = documents("qwen3", {"tokenizer.ggml.padding_token_id": 2**32 - 1})
-    assert json.loads(made["config.json"])["pad_token_id"] is None
+    for without, is_tied in (("", False), ("output.weight", True)):
+        config = json.loads(documents("qwen3", without=without)["config.json"])
+        assert config["tie_word_embeddings"] is is_tied
 
 
 TOKENS = TOKENIZERS["qwen2"]["metadata"]["tokenizer.ggml.tokens"]
 SCORES = TOKENIZERS["mistral"]["metadata"]["tokenizer.ggml.scores"]
+MORE = {"tokenizer.ggml.tokens": [*TOKENS, "more"]}
+MORE |= {"tokenizer.ggml.token_type": [1] * (len(TOKENS) + 1)}
+WIDE = {"llama.rope.dimension_count": 10**9, "llama.attention.key_length": 10**9}
+LONG = {"qwen3.rope.scaling.type": "longrope", "qwen3.rope.scaling.factor": 2.0}
 REFUSED: dict[str, tuple[str, Metadata]] = {
     "the architecture is unknown": ("qwen3", {"general.architecture": "rwkv7"}),
     "Mixtral's experts": ("llama3", {"llama.expert_count": 8}),
@@ -137,13 +135,7 @@ REFUSED: dict[str, tuple[str, Metadata]] = {
     "tokens that are numbers": ("qwen3", {"tokenizer.ggml.tokens": [1] * len(TOKENS)}),
     "a token twice": ("qwen3", {"tokenizer.ggml.tokens": [*TOKENS[:-1], TOKENS[0]]}),
     "a type too few": ("qwen3", {"tokenizer.ggml.token_type": [1] * (len(TOKENS) - 1)}),
-    "more tokens than rows": (
-        "qwen3",
-        {
-            "tokenizer.ggml.tokens": [*TOKENS, "more"],
-            "tokenizer.ggml.token_type": [1] * (len(TOKENS) + 1),
-        },
-    ),
+    "more tokens than rows": ("qwen3", MORE),
     "a merge of other tokens": ("qwen3", {"tokenizer.ggml.merges": ["zzz yyy"]}),
     "a merge of one piece": ("qwen3", {"tokenizer.ggml.merges": [""]}),
     "no scores": ("mistral", {"tokenizer.ggml.scores": None}),
@@ -152,20 +144,14 @@ REFUSED: dict[str, tuple[str, Metadata]] = {
     "the end is no token": ("qwen3", {"tokenizer.ggml.eos_token_id": len(TOKENS)}),
     "no layers": ("qwen3", {"qwen3.block_count": None}),
     "a billion layers": ("gpt-oss", {"gpt-oss.block_count": 10**9}),
-    "a billion dimensions of a head": (
-        "llama3",
-        {"llama.rope.dimension_count": 10**9, "llama.attention.key_length": 10**9},
-    ),
+    "a billion dimensions of a head": ("llama3", WIDE),
     "more heads than values": ("phi3", {"phi3.attention.head_count": 33}),
     "no heads": ("qwen3", {"qwen3.attention.head_count": 0}),
     "heads that are a text": ("qwen3", {"qwen3.attention.head_count": "4"}),
     "heads of each layer": ("qwen3", {"qwen3.attention.head_count_kv": [1, 2]}),
     "an infinite base": ("qwen3", {"qwen3.rope.freq_base": float("inf")}),
     "half of a head is rotated": ("qwen3", {"qwen3.rope.dimension_count": 16}),
-    "positions are scaled in an unknown way": (
-        "qwen3",
-        {"qwen3.rope.scaling.type": "longrope", "qwen3.rope.scaling.factor": 2.0},
-    ),
+    "positions are scaled in an unknown way": ("qwen3", LONG),
     "other factors than Llama's": ("llama3", {"llama.rope.freq_base": 10_000.0}),
     "factors of another head": ("llama3", {"llama.rope.dimension_count": 16}),
 }
@@ -180,11 +166,11 @@ def test_what_contradicts_itself_is_refused(case: str) -> None:
     assert caught.value.path == f"{name}.gguf"
 
 
-@pytest.mark.parametrize("value", [float("nan"), float("inf"), 0.0, -1.0])
-@pytest.mark.parametrize("name", ["llama3", "phi3"])
-def test_factors_that_are_not_positive_are_refused(name: str, value: float) -> None:
-    with pytest.raises(UnsupportedSourceError, match="not positive"):
-        documents(name, factors=[value] * 4)
+def test_factors_that_are_not_positive_are_refused() -> None:
+    for name in ("llama3", "phi3"):
+        for value in (float("nan"), float("inf"), 0.0, -1.0):
+            with pytest.raises(UnsupportedSourceError, match="not positive"):
+                documents(name, factors=[value] * 4)
 
 
 def test_a_file_without_embeddings_is_refused() -> None:

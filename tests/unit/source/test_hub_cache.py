@@ -28,11 +28,6 @@ def write_snapshot(repository: Path, commit: str, tmp_path: Path) -> Path:
     return snapshot
 
 
-def write_ref(repository: Path, commit: bytes) -> None:
-    (repository / "refs").mkdir(exist_ok=True)
-    (repository / "refs" / "main").write_bytes(commit)
-
-
 @pytest.fixture
 def repository(tmp_path: Path) -> Path:
     return tmp_path / "hub" / "models--Qwen--Qwen3-0.6B"
@@ -51,7 +46,8 @@ def test_a_snapshot_has_the_repositorys_name(
 def test_the_snapshot_that_main_names(tmp_path: Path, repository: Path) -> None:
     snapshot = write_snapshot(repository, COMMIT, tmp_path)
     write_snapshot(repository, OTHER, tmp_path)
-    write_ref(repository, COMMIT.encode())
+    (repository / "refs").mkdir()
+    (repository / "refs" / "main").write_text(COMMIT)
     assert read_inventory(repository).path == str(snapshot)
     assert str(default_name(plan_import(repository))) == "Qwen3-0.6B:latest"
 

@@ -15,9 +15,9 @@ BASE = "model.layers.0.mlp.up_proj"
 
 
 def test_what_is_not_imported_is_counted(tmp_path: Path) -> None:
+    plain = {"model.norm.weight": ("BF16", (64,))}
     for name, (tensors, config, quantization, shape) in PACKED.items():
         named = {f"{BASE}{suffix}": tensor for suffix, tensor in tensors.items()}
-        plain = {"model.norm.weight": ("BF16", (64,))}
         found = inspect(write_sparse_folder(tmp_path / name, {**plain, **named}, config))
         (one,) = found.quantizations
         (weight,) = [tensor for tensor in found.tensors if tensor.packing]

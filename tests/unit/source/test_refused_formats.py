@@ -68,7 +68,10 @@ THREE_BITS = {"_weight": np.zeros((4, 12), np.uint32), "_scales": ones(4, 2), "_
 STACKED = np.zeros((4, 64, 32), np.uint8)
 BYTES, WORDS = np.zeros((64, 64), np.int8), np.zeros((32, 64), np.int32)
 COMPRESSED = "compressed-tensors"
-BLOCKS = [128, 128]
+NF4_OF_BF16 = {f"{UP}.weight": np.zeros((1024, 1), BF16), f"{UP}.weight.absmax": ones(64)}
+TORCHAO = {f"{UP}._weight_qdata": ones(64, 64, dtype=E4M3), f"{UP}._weight_scale": ones(64, 1)}
+ODD_SCALES = method("fp8", weight_block_size=[128, 128], weight_scale_semantics="other")
+INTEGERS, PACKED = (method(COMPRESSED, format=f"{kind}-quantized") for kind in ("int", "pack"))
 
 # What lies in the source, its config.json, and a word of the reason.
 REFUSED: list[tuple[Tensors, dict[str, Any], str]] = [
@@ -88,34 +91,14 @@ REFUSED: list[tuple[Tensors, dict[str, Any], str]] = [
     (without(FP8, ".weight_scale_inv"), {}, "without a scale"),
     (other(FP8, _weight=ones(4, 128, dtype=FNUZ)), {}, "only F8_E4M3 and F8_E5M2"),
     (FP8, method("fp8", weight_block_size=[64, 64]), "64x64"),
-    (
-        FP8,
-        method("fp8", weight_block_size=BLOCKS, weight_scale_semantics="other"),
-        "weight_scale_semantics",
-    ),
+    (FP8, ODD_SCALES, "weight_scale_semantics"),
     # Others
     (only(_qweight=WORDS, _qzeros=WORDS[:1], _scales=ones(1, 8)), {}, "how it was quantized"),
-    (
-        {f"{UP}.weight": np.zeros((1024, 1), BF16), f"{UP}.weight.absmax": ones(64)},
-        method("bitsandbytes", bnb_4bit_quant_storage="bfloat16"),
-        "bitsandbytes",
-    ),
+    (NF4_OF_BF16, method("bitsandbytes", bnb_4bit_quant_storage="bfloat16"), "bitsandbytes"),
     ({f"{UP}.weight._data": BYTES, f"{UP}.weight._scale": ones(64, 1)}, {}, "quanto"),
-    (
-        {f"{UP}._weight_qdata": ones(64, 64, dtype=E4M3), f"{UP}._weight_scale": ones(64, 1)},
-        method("torchao"),
-        "torchao",
-    ),
-    (
-        only(_weight=BYTES, _weight_scale=normal("s", 64, 1)),
-        method(COMPRESSED, format="int-quantized"),
-        "how it was quantized",
-    ),
-    (
-        only(_weight_packed=WORDS, _weight_scale=normal("s", 32, 4)),
-        method(COMPRESSED, format="pack-quantized"),
-        "how it was quantized",
-    ),
+    (TORCHAO, method("torchao"), "torchao"),
+    (only(_weight=BYTES, _weight_scale=normal("s", 64, 1)), INTEGERS, "how it was quantized"),
+    (only(_weight_packed=WORDS, _weight_scale=normal("s", 32, 4)), PACKED, "how it was quantized"),
     (only(_weight=BYTES, _weight_scales=np.ones(64, np.float16)), {}, "EETQ"),
     ({f"{UP}_packed": WORDS, f"{UP}_scale": ones(32, 4)}, method(COMPRESSED), "stacked"),
     (only(_compressed=ones(64, 32), _bitmask=STACKED), method(COMPRESSED), "sparse"),
@@ -140,10 +123,10 @@ REFUSED: list[tuple[Tensors, dict[str, Any], str]] = [
     (only(_qweight=STACKED, _scales=STACKED), {}, "FPQuant"),
     (only(_qweight=STACKED, _scales=STACKED), method("fp_quant"), "FPQuant"),
     (only(_weight=BYTES, _weight_scales=ones(64)), method("eetq"), "EETQ"),
-    ({f"{UP}.weight": STACKED, f"{UP}.weight_scale": ones(1)}, method("bitnet"), "BitNet"),
-    ({f"{UP}.weight": BYTES, f"{UP}.weight_scale": ones(64, 1)}, method("quark"), "Quark"),
-    ({f"{UP}.weight": WORDS, f"{UP}.weight_scale": ones(4, 64)}, method("quark"), "Quark"),
-    ({f"{UP}.weight": STACKED, f"{UP}.weight_scale": ones(64, 1)}, method("gemma"), "Gemma"),
+    (only(_weight=STACKED, _weight_scale=ones(1)), method("bitnet"), "BitNet"),
+    (only(_weight=BYTES, _weight_scale=ones(64, 1)), method("quark"), "Quark"),
+    (only(_weight=WORDS, _weight_scale=ones(4, 64)), method("quark"), "Quark"),
+    (only(_weight=STACKED, _weight_scale=ones(64, 1)), method("gemma"), "Gemma"),
     ({f"{UP}.weight._data": BYTES, f"{UP}.weight._scale": ones(64, 1)}, method("quanto"), "quanto"),
     (only(_weight=WORDS.view(np.uint32), _qbiases=ones(32, 8)), method("metal"), "Metal"),
     (only(_weight=STACKED), method("fouroversix"), "Four Over Six"),

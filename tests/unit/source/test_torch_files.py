@@ -4,6 +4,7 @@ import json
 import sys
 import zipfile
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -43,22 +44,21 @@ def tensors() -> Tensors:
     }
 
 
-def write(folder: Path, said: dict[str, Any] | None = None) -> Path:
+def write(folder: Path, **said: Any) -> Path:
     folder.mkdir()
-    (folder / "config.json").write_text(json.dumps(LLAMA_CONFIG | (said or {})))
+    (folder / "config.json").write_text(json.dumps(LLAMA_CONFIG | said))
     torch.save(tensors(), folder / "pytorch_model.bin")
     return folder
 
 
 def write_shards(folder: Path) -> Path:
-    folder.mkdir()
-    (folder / "config.json").write_text(json.dumps(LLAMA_CONFIG))
+    (write(folder) / "pytorch_model.bin").unlink()
     places: dict[str, str] = {}
     named = list(tensors().items())
-    for number, own in ((1, named[:4]), (2, named[4:])):
+    for number, own in ((1, dict(named[:4])), (2, dict(named[4:]))):
         file = f"pytorch_model-0000{number}-of-00002.bin"
-        torch.save(dict(own), folder / file)
-        places |= dict.fromkeys(dict(own), file)
+        torch.save(own, folder / file)
+        places |= dict.fromkeys(own, file)
     (folder / "pytorch_model.bin.index.json").write_text(json.dumps({"weight_map": places}))
     return folder
 
@@ -66,17 +66,19 @@ def write_shards(folder: Path) -> Path:
 def check_values(source: Source, *left_out: str) -> None:
     """Compare the bytes of all tensors, except some, with those that were saved."""
     wanted = {name: one for name, one in tensors().items() if name not in left_out}
-    inventory, readers = read_inventory(source), SourceReaders()
-    read = {name: bytearray(one.nbytes) for name, one in inventory.tensors.items()}
+    assert read(source) == {
+        name: (tuple(one.shape), bits(one.detach())) for name, one in wanted.items()
+    }
+
+
+def read(source: Source) -> dict[str, tuple[tuple[int, ...], bytes]]:
+    """Return each tensor's shape and bytes."""
+    inventory, readers, found = read_inventory(source), SourceReaders(), {}
     for name, tensor in inventory.tensors.items():
-        readers.readinto(tensor, 0, memoryview(read[name]))
+        readers.readinto(tensor, 0, memoryview(data := bytearray(tensor.nbytes)))
+        found[name] = (tensor.shape, bytes(data))
     readers.close()
-    assert {name: bytes(one) for name, one in read.items()} == {
-        name: bits(one.detach()) for name, one in wanted.items()
-    }
-    assert {name: one.shape for name, one in inventory.tensors.items()} == {
-        name: tuple(one.shape) for name, one in wanted.items()
-    }
+    return found
 
 
 @pytest.mark.parametrize("written", [write, write_shards])
@@ -91,13 +93,13 @@ def test_values_are_those_that_were_saved(written: Callable[[Path], Path], tmp_p
 
 
 def test_embeddings_that_config_json_does_not_tie(tmp_path: Path) -> None:
-    check_values(write(tmp_path / "m", {"tie_word_embeddings": False}))
+    check_values(write(tmp_path / "m", tie_word_embeddings=False))
 
 
-@pytest.mark.parametrize("name", ["model.pt", "other.pth", "pytorch_model.bin"])
-def test_a_file(name: str, tmp_path: Path) -> None:
-    torch.save(tensors(), tmp_path / name)
-    check_values(tmp_path / name)
+def test_a_file(tmp_path: Path) -> None:
+    for name in ("model.pt", "other.pth", "pytorch_model.bin"):
+        torch.save(tensors(), tmp_path / name)
+        check_values(tmp_path / name)
 
 
 def test_a_file_on_a_server(tmp_path: Path) -> None:
@@ -158,16 +160,12 @@ def pickled(raw: bytes) -> Any:
     return rewritten(lambda records: records.update({"data.pkl": b"\x80\x02" + raw + b"."}))
 
 
-def void(_: object) -> None:
-    """Return nothing."""
-
-
-REFUSED: dict[str, tuple[Callable[[Path], None], str]] = {
+REFUSED: dict[str, tuple[Callable[[Path], Any], str]] = {
     "a pickle without an archive": (
         lambda path: torch.save({UP: torch.ones(4)}, path, _use_new_zipfile_serialization=False),
         "version 1.6",
     ),
-    "text": (lambda path: void(path.write_text("version https://git-lfs")), "not a zip archive"),
+    "text": (lambda path: path.write_text("version https://git-lfs"), "not a zip archive"),
     "a list": (lambda path: torch.save([torch.ones(4)], path), "a list"),
     "a tensor": (lambda path: torch.save(torch.ones(4), path), "a Tensor"),
     "training state": (saved(optimizer={"state": {}}), "'optimizer' is a dict"),
@@ -212,16 +210,12 @@ def test_what_else_is_refused(what: str, tmp_path: Path, store: Store) -> None:
     assert not store.manifests.names()
 
 
-def test_a_file_with_any_byte_changed_is_read_or_refused(tmp_path: Path) -> None:
+def test_a_file_with_a_byte_changed_is_read_or_refused(tmp_path: Path) -> None:
+    """Each fourth; tests/fuzz/producers.py compares others with what torch reads."""
     path = tmp_path / "pytorch_model.bin"
     torch.save({UP: torch.ones(2, 4), "b": torch.ones(3)}, path)
     raw = path.read_bytes()
-    for place in range(len(raw)):
+    for place in range(0, len(raw), 4):
         path.write_bytes(raw[:place] + bytes([raw[place] ^ 0x41]) + raw[place + 1 :])
-        try:
-            inventory, readers = read_inventory(path), SourceReaders()
-            for tensor in inventory.tensors.values():
-                readers.readinto(tensor, 0, memoryview(bytearray(tensor.nbytes)))
-            readers.close()
-        except BlobStoreError:
-            continue
+        with suppress(BlobStoreError):
+            read(path)
