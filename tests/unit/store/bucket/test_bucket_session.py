@@ -5,17 +5,16 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
-from support.bucket_work import TAG, check_moves, check_whole, come_and_go, prune, race
+from support.bucket_work import check_whole, come_and_go, prune
 from support.buckets import HookedBucket, keys_of, memory_store, same
 from support.checkpoints import normal, write_checkpoint
 from support.streaming import TINY, streamed
 
 import blobstore
 from blobstore import errors
-from blobstore.errors import RemoteError
-from blobstore.formats.documents import Descriptor
 from blobstore.io.objects import ObjectVersion
 from blobstore.io.ranges import BytesReader
 from blobstore.names import Digest
@@ -53,20 +52,15 @@ def test_a_copy_of_the_prefix_is_a_store(tmp_path: Path) -> None:
     assert verify(copy).is_sound
 
 
-class CarelessBucket(HookedBucket):
-    """A bucket whose service ignores the conditions of writes, as old servers do."""
+@pytest.mark.parametrize("checked", [(), ("if_absent",)])
+def test_a_service_without_conditions_is_refused(checked: tuple[str, ...]) -> None:
+    """It ignores the conditions of writes, or all but one, as old servers do."""
 
-    checks_absence = False
+    class CarelessBucket(HookedBucket):
+        def put(self, key: str, data: bytes | memoryview, **conditions: Any) -> ObjectVersion:
+            return super().put(key, data, **{one: conditions.get(one) for one in checked})
 
-    def put(self, key: str, data: bytes | memoryview, **conditions: Any) -> ObjectVersion:
-        is_checked = self.checks_absence and bool(conditions.get("if_absent"))
-        return super().put(key, data, if_absent=is_checked)
-
-
-@pytest.mark.parametrize("checks_absence", [False, True])
-def test_a_service_without_conditions_is_refused(checks_absence: bool) -> None:
     bucket = CarelessBucket()
-    bucket.checks_absence = checks_absence
     with pytest.raises(errors.StorageError, match="conditional writes"):
         commit(BucketStore(bucket), "m", b"one")
     assert keys_of(bucket) == set()
@@ -75,9 +69,9 @@ def test_a_service_without_conditions_is_refused(checks_absence: bool) -> None:
 # A tag
 
 
-def once(key: str, work: Callable[[], object]) -> Callable[[str], None]:
-    """Return a hook that does something at the first write of an object."""
-    waiting = [key]
+def at_first(key: str, work: Callable[[], object], times: int = 1) -> Callable[[str], None]:
+    """Return a hook that does something at the first writes of an object."""
+    waiting = [key] * times
 
     def hook(written: str) -> None:
         if written in waiting:
@@ -90,7 +84,7 @@ def once(key: str, work: Callable[[], object]) -> Callable[[str], None]:
 def test_a_lost_race_says_which_model_won() -> None:
     bucket = HookedBucket()
     slow, fast = BucketStore(bucket), BucketStore(bucket)
-    bucket.before = once(manifest_key(M), lambda: commit(fast, "m", b"fast", b"er"))
+    bucket.before = at_first(manifest_key(M), lambda: commit(fast, "m", b"fast", b"er"))
     with pytest.raises(errors.ConflictError) as caught:
         commit(slow, "m", b"slow")
     assert str(manifest_of(b"fast", b"er").digest) in caught.value.message
@@ -120,27 +114,17 @@ def test_no_lost_answer_is_another_writer(folder: str) -> None:
 def test_a_write_that_is_refused_for_a_while_is_sent_again() -> None:
     """S3 answers 409 while another request for the object goes on."""
     bucket = HookedBucket()
-    waiting = [manifest_key(M)] * 3
-
-    def refuse(key: str) -> None:
-        if key in waiting:
-            waiting.remove(key)
-            raise errors.ConflictError("a conflicting operation is in progress")
-
-    bucket.before = refuse
+    refused = Mock(side_effect=errors.ConflictError("a conflicting operation is in progress"))
+    bucket.before = at_first(manifest_key(M), refused, times=3)
     commit(BucketStore(bucket), "m", b"one")
-    assert not waiting
+    assert refused.call_count == 3
 
 
 def test_a_manifest_that_can_not_be_written_changes_nothing() -> None:
     bucket = HookedBucket()
     store = BucketStore(bucket)
     commit(store, "m", b"one")
-
-    def fail() -> None:
-        raise errors.RemoteError("no answer", temporary=True)
-
-    bucket.before = once(manifest_key(M), fail)
+    bucket.before = at_first(manifest_key(M), Mock(side_effect=errors.RemoteError("no answer")))
     with pytest.raises(errors.RemoteError):
         commit(store, "m", b"two")
     assert blobs_of(store, "m") == [b"one"]
@@ -150,14 +134,8 @@ def test_a_manifest_that_can_not_be_written_changes_nothing() -> None:
 # Blobs
 
 
-@pytest.fixture
-def parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Blobs of over 1000 bytes are written in parts."""
+def test_a_large_blob_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(objects, "SMALL", 1000)
-
-
-@pytest.mark.usefixtures("parts")
-def test_a_large_blob_in_parts() -> None:
     store, data = memory_store(), data_of(3_000_000)
     with store.session() as session:
         with pytest.raises(errors.DigestMismatchError):
@@ -169,8 +147,8 @@ def test_a_large_blob_in_parts() -> None:
 
 
 @pytest.mark.parametrize("size", [1, 3000])
-@pytest.mark.usefixtures("parts")
-def test_an_object_of_another_size_is_replaced(size: int) -> None:
+def test_an_object_of_another_size_is_replaced(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(objects, "SMALL", 1000)
     store, data = memory_store(), data_of(size)
     store.bucket.put(blob_key(Digest.of(data)), data + b"more")
     with pytest.raises(errors.CorruptDataError):
@@ -202,40 +180,22 @@ def test_notes_are_found_by_other_machines() -> None:
     assert blobs_of(store, "m") == [b"one"]
 
 
-@pytest.mark.parametrize(
-    "note", [b'{"digest": "sha256:x", "size": 3}', b'{"digest": "' + b"x" * 9000 + b'"}']
-)
-def test_a_note_that_is_not_one_is_ignored(note: bytes) -> None:
+def test_notes_that_are_not_ones_or_are_about_wrong_bytes_are_ignored() -> None:
     store = memory_store()
-    store.bucket.put(MADE + KEY, note)
+    store.bucket.put(blob_key(Digest.of(b"one")), b"two")
     with store.session() as session:
-        assert session.recall(KEY, 3, verify=False) is None
-
-
-def test_a_note_about_wrong_bytes_is_refused_where_they_are_checked() -> None:
-    store = memory_store()
-    digest = Digest.of(b"one")
-    store.bucket.put(blob_key(digest), b"two")
-    with store.session() as session:
-        session.note(KEY, Descriptor(media_type="", digest=digest, size=3))
+        for note in (b'{"digest": "sha256:x", "size": 3}', b'{"digest": "' + b"x" * 9000 + b'"}'):
+            store.bucket.put(MADE + KEY, note)
+            assert session.recall(KEY, 3, verify=False) is None
+        session.note(KEY, descriptor_of(b"one"))
         session.keep()
         assert session.recall(KEY, 3, verify=True) is None
 
 
-_LONG = [pytest.mark.long, pytest.mark.timeout(1800)]
+LONG = pytest.param(700, marks=[pytest.mark.long, pytest.mark.timeout(1800)])
 
 
-@pytest.mark.parametrize("count", [10, pytest.param(1000, marks=_LONG)])
-def test_no_move_of_a_tag_is_lost(count: int) -> None:
-    store = memory_store()
-    commit(store, str(TAG), b"first")
-    with ThreadPoolExecutor(2) as pool:
-        done = list(pool.map(lambda number: race(same(store), number, count), range(2)))
-    moves = [move for one in done for move in one.moves]
-    check_moves(store, manifest_of(b"first").digest.hex, moves)
-
-
-@pytest.mark.parametrize("count", [6, pytest.param(700, marks=_LONG)])
+@pytest.mark.parametrize("count", [6, LONG])
 def test_prune_beside_imports(count: int) -> None:
     """Three writers of models that share blobs, and a clean-up of blobs of any age beside them."""
     store = memory_store()
@@ -254,36 +214,28 @@ def test_prune_beside_imports(count: int) -> None:
     assert not counts["make: NotFoundError"]
 
 
-BLOB = 384 * 512 * 2
-"""Bytes of the source of each blob but one."""
+def test_finished_blobs_are_not_fetched_again_and_lost_ones_are_made_again(tmp_path: Path) -> None:
+    tensors = {f"model.{name}.weight": normal(name, 384, 512) for name in "abc"}
+    source = write_checkpoint(tmp_path / "m", tensors)
+    nbytes = 384 * 512 * 2  # of the source of each blob
 
+    def digest(store: Home) -> str:
+        return str(blobstore.import_model(source, "m", store=store, quant="int4", jobs=2).digest)
 
-@pytest.fixture
-def source(tmp_path: Path) -> Path:
-    tensors = {"model.a.norm.weight": normal("n", 512)}
-    tensors |= {f"model.{name}.weight": normal(name, 384, 512) for name in "abc"}
-    return write_checkpoint(tmp_path / "m", tensors)
-
-
-def digest(source: Path, store: Home) -> str:
-    return str(blobstore.import_model(source, "m", store=store, quant="int4", jobs=2).digest)
-
-
-def test_finished_blobs_are_not_fetched_again_and_lost_ones_are_made_again(source: Path) -> None:
-    store, wanted = memory_store(), digest(source, MemoryStore())
+    store, wanted = memory_store(), digest(MemoryStore())
     with streamed(TINY) as first:
 
         def fail(_name: str, _begin: int) -> None:
             if len(first.ranges) >= 120:
-                raise RemoteError("cut")
+                raise errors.RemoteError("cut")
 
         first.before = fail
-        with pytest.raises(RemoteError):
-            digest(source, store)
+        with pytest.raises(errors.RemoteError):
+            digest(store)
     there = [state.key for state in store.bucket.objects("blobs/") if digest_in(state.key)]
     store.bucket.delete(there[:1])
     with streamed(TINY) as second:
-        assert digest(source, store) == wanted
+        assert digest(store) == wanted
     size = (source / "model.safetensors").stat().st_size
-    assert first.nbytes + second.nbytes <= size + 2 * BLOB + 5 * TINY
+    assert first.nbytes + second.nbytes <= size + 2 * nbytes + 5 * TINY
     assert verify(store).is_sound

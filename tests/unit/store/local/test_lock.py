@@ -1,6 +1,7 @@
 """The store's lock: shared by writers, exclusive for a clean-up; who waits learns who holds it."""
 
 import fcntl
+import os
 import sys
 import time
 from contextlib import ExitStack, nullcontext
@@ -16,12 +17,11 @@ from blobstore.store.local.locks import StoreLock
 from blobstore.store.local.store import Store, open_store, pack
 
 HOLD = """
-import sys
-from pathlib import Path
-from blobstore.store.local.locks import StoreLock
-with StoreLock(Path(sys.argv[1])).shared():
-    print("ready", flush=True)
-    sys.stdin.read()
+import fcntl, sys
+file = open(sys.argv[1], "rb")
+fcntl.flock(file, fcntl.LOCK_SH)
+print("ready", flush=True)
+sys.stdin.read()
 """
 
 
@@ -50,16 +50,14 @@ def test_sharers_share_and_one_excludes(path: Path, held: str) -> None:
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux says who holds a lock")
 def test_those_who_live_are_named(path: Path) -> None:
     """Death frees a lock."""
-    with process(HOLD, path) as one, process(HOLD, path) as two:
-        one.kill()
-        one.wait()
-        message = busy(path).message
-        assert f"process {one.pid}" not in message
-        assert f"process {two.pid}" in message
-        two.kill()
-        two.wait()
-        with StoreLock(path).exclusive(0):
-            pass
+    with StoreLock(path).shared(), process(HOLD, path) as other:
+        names = [f"process {pid}" for pid in (os.getpid(), other.pid)]
+        assert [name in busy(path).message for name in names] == [True, True]
+        other.kill()
+        other.wait()
+        assert [name in busy(path).message for name in names] == [True, False]
+    with StoreLock(path).exclusive(0):
+        pass
 
 
 @pytest.mark.parametrize("goes_at", [2, None])
