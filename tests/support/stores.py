@@ -9,7 +9,7 @@ import pkgutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -60,10 +60,14 @@ def blob_path(store: Store, data: bytes) -> Path:
     return store.root / "blobs" / f"sha256-{hashlib.sha256(data).hexdigest()}"
 
 
-def open_files() -> int:
-    """Return how many files this process has open, without those that earlier tests left."""
+def open_files(folder: Path) -> list[Path]:
+    """Return the paths in a folder that this process has open."""
     gc.collect()
-    return sum(1 for _ in Path("/proc/self/fd").iterdir())
+    opened: list[Path] = []
+    for fd in Path("/proc/self/fd").iterdir():
+        with suppress(FileNotFoundError):  # closed meanwhile by another thread
+            opened.append(fd.readlink())
+    return [path for path in opened if path.is_relative_to(folder)]
 
 
 def manifest_path(store: Store, name: str) -> Path:
