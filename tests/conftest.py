@@ -5,14 +5,12 @@ import hashlib
 import logging
 import os
 import signal
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
+from hypothesis.internal.conjecture import providers
 from support.retry_policies import patient_clients
 from support.servers import Server, server as run_server
 
@@ -27,6 +25,9 @@ settings.register_profile(
 settings.register_profile("same", settings.get_profile("random"), derandomize=True)
 settings.register_profile("deep", settings.get_profile("random"), max_examples=20_000)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "same"))
+# Not the constants of our source too: reading them takes seconds in each process, and examples
+# would change with every change of the source.
+providers._get_local_constants = lambda: providers._local_constants
 
 Snapshot = dict[str, str]
 _HINTS = (".blobstore/lock", ".blobstore/names", ".blobstore/hints/")
@@ -105,16 +106,3 @@ def logged() -> Iterator[list[str]]:
     yield handler.messages
     logger.setLevel(level)
     logger.removeHandler(handler)
-
-
-@pytest.fixture
-def command() -> Callable[..., subprocess.CompletedProcess[str]]:
-    """A function that runs ``blobstore ARGUMENTS…`` in a process of its own."""
-
-    def run(*arguments: str | Path, **options: Any) -> subprocess.CompletedProcess[str]:
-        line = [sys.executable, "-m", "blobstore", *map(str, arguments)]
-        return subprocess.run(
-            line, capture_output=True, text=True, check=False, timeout=300, **options
-        )
-
-    return run

@@ -42,33 +42,31 @@ class Change:
 
 def masked(first: Any, second: Any) -> Any:
     """Return a record without what differs between two runs, and with long parts as digests."""
+    if first == second:
+        return short(first)
     if isinstance(first, dict) and isinstance(second, dict) and first.keys() == second.keys():
-        found: Any = {key: masked(value, second[key]) for key, value in first.items()}
-    elif isinstance(first, list) and isinstance(second, list) and len(first) == len(second):
-        found = [masked(*both) for both in zip(first, second, strict=True)]
-    else:
-        return first if first == second else VARIES
-    return found if first != second else short(first)
+        return {key: masked(value, second[key]) for key, value in first.items()}
+    if isinstance(first, list) and isinstance(second, list) and len(first) == len(second):
+        return [masked(*both) for both in zip(first, second, strict=True)]
+    return VARIES
 
 
 def short(value: Any) -> Any:
-    """Return a long list or table as its length and its digest."""
-    if isinstance(value, (list, dict)) and len(value) > _LONGEST:
+    """Return a long text, list or table as its length and its digest."""
+    if isinstance(value, str):
+        return value if len(value) <= _LONG else f"<{len(value)} {_digest(value)}>"
+    if not isinstance(value, (list, dict)):
+        return value
+    is_table = isinstance(value, dict)
+    if is_table and len(value) <= _MOST:
+        is_nested = any(isinstance(part, (dict, list)) for part in value.values())
+    else:
+        is_nested = False
+    if len(value) > _LONGEST and not is_nested:
         text = json.dumps(value, sort_keys=True)
-        if len(text) > _LONG and (isinstance(value, list) or _is_flat_or_huge(value)):
+        if len(text) > _LONG:
             return f"<{len(value)} {_digest(text)}>"
-    if isinstance(value, dict):
-        return {key: short(part) for key, part in value.items()}
-    if isinstance(value, list):
-        return [short(part) for part in value]
-    if isinstance(value, str) and len(value) > _LONG:
-        return f"<{len(value)} {_digest(value)}>"
-    return value
-
-
-def _is_flat_or_huge(table: Mapping[str, Any]) -> bool:
-    nested = any(isinstance(part, (dict, list)) for part in table.values())
-    return not nested or len(table) > _MOST
+    return {key: short(part) for key, part in value.items()} if is_table else [*map(short, value)]
 
 
 def _digest(text: str) -> str:
@@ -77,13 +75,13 @@ def _digest(text: str) -> str:
 
 def between(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, list[Change]]:
     found = {}
-    for step in [*old, *(step for step in new if step not in old)]:
+    for step in {**old, **new}:
         if step not in new:
             changes = [Change("", "missing", "the whole step")]
         elif step not in old:
             changes = [Change("", "new", "the whole step: record it with the old code")]
         else:
-            changes = list(_changes("", old[step], new[step]))
+            changes = [*_changes("", old[step], new[step])]
         if changes:
             found[step] = changes
     return found

@@ -2,16 +2,11 @@
 
 import errno
 import pickle
-from pathlib import Path
 
 import pytest
-from support.checkpoints import write_checkpoint
 
-import blobstore
 from blobstore import errors
 from blobstore.io.durable import os_errors
-from blobstore.store.local.store import Store
-from blobstore.store.memory import MemoryStore
 
 
 @pytest.mark.parametrize(
@@ -45,18 +40,3 @@ def test_both_are_caught(
 def test_an_error_of_ours_is_not_wrapped_again() -> None:
     with pytest.raises(errors.MissingFileError, match=r"^mine$"), os_errors("write", "y"):
         raise errors.MissingFileError("mine")
-
-
-def test_what_a_programmer_expects(tmp_path: Path) -> None:
-    store = Store(tmp_path / "store")
-    with pytest.raises(FileNotFoundError):
-        blobstore.read_header(tmp_path / "missing.safetensors")
-    with pytest.raises(ValueError, match="int5"):
-        blobstore.import_model(write_checkpoint(tmp_path / "m"), store=store, quant="int5")
-    for home in (store, MemoryStore()):
-        with pytest.raises(KeyError) as caught:
-            blobstore.open_model("m", store=home)
-        assert "model 'm:latest'" in str(caught.value)
-    blobstore.import_model(tmp_path / "m", "m", store=store)
-    with blobstore.open_model("m", store=store) as model, pytest.raises(KeyError):
-        model["missing"]

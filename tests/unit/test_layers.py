@@ -3,8 +3,10 @@
 import ast
 import gc
 import json
+import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from functools import cache
 from graphlib import TopologicalSorter
 from pathlib import Path
@@ -47,21 +49,17 @@ HEAVY |= {"starlette", "uvicorn", "anyio", "vl_convert", "playwright"}
 TOP_OF = {"web": {"starlette", "uvicorn", "anyio"}}  # `cli` imports `web` inside functions
 TOP_OF["mlx_lm/chat_service.py"] = {"mlx", "mlx_lm"}  # `cli` imports it inside a function
 NUMPY_FREE = {"errors", "names", "hashing", "io", "formats", "store"}
-ONLY_CLI_READS = {"environ", "getenv", "argv"}
 
 
-@cache
-def nodes_of(path: Path) -> tuple[ast.AST, ...]:
-    gc.disable()  # it would search the trees, which all stay, as long again as parsing takes
-    try:
-        return tuple(ast.walk(ast.parse(path.read_bytes())))[1:]
-    finally:
-        gc.enable()
+def statements_of(node: ast.AST) -> Iterator[ast.AST]:
+    for key in ("body", "handlers", "orelse", "finalbody", "cases"):
+        for inner in getattr(node, key, ()):
+            yield inner
+            yield from statements_of(inner)
 
 
 def room_of(path: Path) -> str:
-    relative = path.relative_to(SOURCE)
-    return relative.parts[0].removesuffix(".py")
+    return path.relative_to(SOURCE).parts[0].removesuffix(".py")
 
 
 def shown(path: Path) -> str:
@@ -87,7 +85,10 @@ def imports_of(path: Path) -> list[tuple[str, bool]]:
     folder's ``__init__``; a module, that module.
     """
     found = []
-    for node in nodes_of(path):
+    gc.disable()  # it would search the trees as long again as parsing takes
+    statements = [*statements_of(ast.parse(path.read_bytes()))]
+    gc.enable()
+    for node in statements:
         names: list[str] = []
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
@@ -169,20 +170,20 @@ def test_heavy_libraries_are_imported_in_functions() -> None:
     assert wrong == []
 
 
-PROGRAMS = {"mlx_lm/template_process.py"}
-"""Modules that also run as a process of their own, which answers on its standard output."""
+MAY_READ = {"mlx_lm/template_process.py", "store/local/store.py"}
+"""A program of its own, which answers on its standard output; and `open_store` has a default."""
+READS = re.compile(r"\b(environ|getenv|argv|print)\b")
 
 
 def test_only_the_command_line_reads_the_environment_and_prints() -> None:
-    wrong = []
-    for path in FILES:
-        nodes = nodes_of(path)
-        attributes = {node.attr for node in nodes if isinstance(node, ast.Attribute)}
-        names = {node.id for node in nodes if isinstance(node, ast.Name)}
-        is_program = room_of(path) == "cli" or shown(path) in PROGRAMS
-        is_default = shown(path) == "store/local/store.py"  # of `open_store`
-        if not (is_program or is_default) and (attributes & ONLY_CLI_READS or "print" in names):
-            wrong.append(shown(path))
+    others = [path for path in FILES if room_of(path) != "cli" and shown(path) not in MAY_READ]
+    wrong = [
+        (shown(path), name)
+        for path in others
+        if READS.search(text := path.read_text())
+        for node in ast.walk(ast.parse(text))
+        if READS.fullmatch(name := getattr(node, "attr", getattr(node, "id", "")))
+    ]
     assert wrong == []
 
 

@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 from support.corpus import Case, accepted, refusal, rejected
@@ -52,12 +51,12 @@ def test_names_to_refuse() -> None:
         assert len(str(error)) < 2000
 
 
-@pytest.mark.parametrize("part", ["model", "tag", "namespace"])
-def test_parts_of_names_to_refuse(part: str) -> None:
+def test_parts_of_names_to_refuse() -> None:
     for case in rejected("name"):
         if not set("/:") & set(text(case)):
-            values = {"model": "m", part: text(case)}
-            assert refusal(lambda values=values: names.ModelName(**values)).rule == "N1"  # type: ignore[misc]
+            for part in ("model", "tag", "namespace"):
+                values = {"model": "m", part: text(case)}
+                assert refusal(lambda values=values: names.ModelName(**values)).rule == "N1"  # type: ignore[misc]
 
 
 def test_digests() -> None:
@@ -88,8 +87,7 @@ def test_a_digest_is_64_digits_and_no_more(digits: str) -> None:
 
 def test_paths() -> None:
     for case in accepted("path"):
-        assert names.relative_path(text(case)) == text(case)
-        assert Path("/folder", text(case)).is_relative_to("/folder")
+        assert names.relative_path(text(case)) == text(case)  # none leaves its folder: property/
 
 
 @pytest.mark.parametrize("parse", [names.relative_path, names.file_name])

@@ -138,7 +138,8 @@ def answers_for(
 
 def _context(command: Any, words: Sequence[str]) -> Any:
     """Return the context of a command, whose parser passes over what is missing or invalid."""
-    return command.make_context(None, list(words), resilient_parsing=True)
+    names = ["-h", "--help"]  # a command keeps those of its first context
+    return command.make_context(None, list(words), resilient_parsing=True, help_option_names=names)
 
 
 def _metavar(context: Any, last: list[str] | None, *, only_option: bool) -> str:

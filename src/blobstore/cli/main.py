@@ -36,7 +36,8 @@ _ALLOCATIONS = 200_000
 # The largest block that, when it is freed, makes glibc keep blocks of that size for the next use
 # instead of taking fresh pages each time (mallopt(3), M_MMAP_THRESHOLD).
 _KEPT = 2**25 - 2**16
-_GRACE_S = 5.0
+GRACE_S = 5.0
+"""How long an interrupted command has to end by itself."""
 
 
 def schema(
@@ -278,7 +279,7 @@ def _end_when_interrupted(signals: int) -> None:
         or signal.getsignal(signal.SIGINT) is not signal.default_int_handler
     ):
         pass
-    time.sleep(_GRACE_S)
+    time.sleep(GRACE_S)
     _fail_interrupted(sys.argv[1:])
     os._exit(EXIT_INTERRUPTED)
 

@@ -15,7 +15,6 @@ from support.token_server import (
     PASSWORD,
     USER,
     GuardedApi,
-    TokenServer,
     basic,
     guarded_api,
     token_server,
@@ -65,15 +64,12 @@ def registry() -> Iterator[GuardedApi]:
         yield api
 
 
-@pytest.fixture
-def tokens() -> Iterator[TokenServer]:
-    with token_server() as running:
-        yield running
-
-
 def test_log_in_and_out(blobstore: Blobstore, registry: GuardedApi, config: Path) -> None:
     host = registry.host
-    done = blobstore("login", host, "-u", USER, "--password-stdin", stdin=f"{PASSWORD}\n")
+    line = ("login", host, "-u", USER, "--password-stdin")
+    code, _, err = blobstore(*line, stdin="wrong\n")
+    assert (code, f"{host} refuses user '{USER}'" in err, config.exists()) == (1, True, False)
+    done = blobstore(*line, stdin=f"{PASSWORD}\n")
     assert done == (0, f"Logged in to {host}; the login is stored in {config}\n", "")
     assert stat.S_IMODE(config.stat().st_mode) == 0o600
     assert credentials().find(host) == Login(USER, Secret(PASSWORD))
@@ -82,18 +78,14 @@ def test_log_in_and_out(blobstore: Blobstore, registry: GuardedApi, config: Path
     assert blobstore("logout", host) == (0, "", f"Note: Not logged in to {host}.\n")
 
 
-def test_wrong_passwords_are_lost(blobstore: Blobstore, registry: GuardedApi, config: Path) -> None:
-    line = ("login", registry.host, "-u", USER, "--password-stdin")
-    code, _, err = blobstore(*line, stdin="wrong\n")
-    assert (code, f"{registry.host} refuses user '{USER}'" in err) == (1, True)
-    assert not config.exists()
-
-
 def test_behind_a_token_server(
-    blobstore: Blobstore, tokens: TokenServer, config: Path, monkeypatch: pytest.MonkeyPatch
+    blobstore: Blobstore, config: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    realm = tokens.host
-    with guarded_api(lambda field, _: tokens.knows(field), tokens.challenge) as api:
+    with (
+        token_server() as tokens,
+        guarded_api(lambda field, _: tokens.knows(field), tokens.challenge) as api,
+    ):
+        realm = tokens.host
         line = ["login", api.host, "-u", USER, "--password-stdin"]
         code, _, err = blobstore(*line, stdin=PASSWORD)
         assert (code, f"add --realm {realm}" in err, tokens.asked) == (1, True, [])

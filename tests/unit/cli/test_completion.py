@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 import typer.main
+from support.commands import Cli
 from support.stores import commit_model
 
 from blobstore.cli.completion import FILES, Answer, answers_for, words_of
 from blobstore.cli.main import app, run
-from blobstore.store.local.store import Store
 
 ROOT: Any = typer.main.get_command(app)
 STORED = {None: ["qwen3:int4", "qwen3:int8", "gemma:latest"], "other": ["there:latest"]}
@@ -61,33 +61,22 @@ def test_a_store_that_is_unreadable(capsys: pytest.CaptureFixture[str], tmp_path
 
 
 BASH = {
-    "blobstore show tin": "tiny:int4 tiny:latest",
     "blobstore show tiny:i": "int4",
     "blobstore plan x --quant=mxfp4": "mxfp4",
 }
 
 
-def test_bash(store: Store, tmp_path: Path) -> None:
+def test_bash(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Readline replaces the text after the last ``:`` or ``=``, so a reply is only that part."""
     for name in ("tiny:int4", "tiny:latest"):
-        commit_model(store, name, b"blob")
+        commit_model(cli.store, name, b"blob")
     (tmp_path / "blobstore").write_text(f'#!/bin/sh\nexec "{sys.executable}" -m blobstore "$@"\n')
     (tmp_path / "blobstore").chmod(0o755)
-    environment = {
-        **os.environ,
-        "PATH": f"{tmp_path}:{os.environ['PATH']}",
-        "OLLAMA_MODELS": str(store.root),
-    }
-    script = (
-        'source <(blobstore completion bash); for COMP_LINE in "$@"; do COMP_POINT=${#COMP_LINE};'
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    script = cli.text("completion", "bash") + (
+        'for COMP_LINE in "$@"; do COMP_POINT=${#COMP_LINE};'
         ' _blobstore blobstore; echo "${COMPREPLY[@]}"; done'
     )
-    done = subprocess.run(
-        ["bash", "--norc", "-c", script, "bash", *BASH],
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert done.stdout.splitlines() == [*BASH.values()]
-    assert done.stderr == ""
+    words = ["bash", "--norc", "-c", script, "bash", *BASH]
+    done = subprocess.run(words, capture_output=True, text=True, check=True)
+    assert (done.stdout.splitlines(), done.stderr) == ([*BASH.values()], "")

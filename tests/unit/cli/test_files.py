@@ -69,19 +69,16 @@ def test_metadata_read_set_removed(cli: Cli, file: Path, monkeypatch: pytest.Mon
     assert run("get") == ""
 
 
-@pytest.mark.parametrize(
-    ("words", "code", "says"),
-    [
+def test_set_refuses(cli: Cli, file: Path) -> None:
+    before = file.read_bytes()
+    for words, code, says in (
         (["k"], 2, "the value for 'k' is missing"),
         (['{"k": 1}'], 2, "'k' is not a string"),
         (['{"k": "a", "k": "b"}'], 1, "twice"),
         (["k", "\udc80"], 2, "UTF-8"),
         (["k", "v" * 200, "--in-place"], 2, "no room"),
-    ],
-)
-def test_set_refuses(cli: Cli, file: Path, words: list[str], code: int, says: str) -> None:
-    before = file.read_bytes()
-    assert says in cli.refused("metadata", "set", file, *words, code=code)
+    ):
+        assert says in cli.refused("metadata", "set", file, *words, code=code)
     assert file.read_bytes() == before
 
 

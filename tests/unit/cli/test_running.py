@@ -155,6 +155,7 @@ def test_ctrl_c_stops_an_answer(runner: Runner, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(runner.parrot, "pieces", interrupted)
     before = signal.getsignal(signal.SIGINT)
     assert runner.talk("a", "b") == (0, "o\n\no\n\n\n")
+    assert runner.parrot.seen[1] == "# user\na\n# assistant\no\n# user\nb\n# assistant\n"
     assert signal.getsignal(signal.SIGINT) is before
     times = 2
     assert runner.talk("a")[0] == 130

@@ -52,21 +52,6 @@ def test_a_missing_extra_is_named(cli: Cli, store: Store, monkeypatch: pytest.Mo
     assert "blobstore" not in err.rpartition(" install ")[2]
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["--allowed-host", "a.example:80"], "'a.example:80' is not a host name"),
-        (["--allow-origin", "https://a.example"], "--allow-origin needs a model"),
-        (["--memory", "8GB"], "--memory needs a model"),
-        (["--api-key", "x"], "--api-key needs a model"),
-        (["--lm", "m", "--api-key", ""], "--api-key is empty"),
-        (["--lm", "m", "--allow-origin", "https://a.example/b"], "is not an origin"),
-    ],
-)
-def test_names_that_no_request_has_are_refused(cli: Cli, words: list[str], message: str) -> None:
-    assert message in cli.refused("serve", *words)
-
-
 def test_a_taken_port_is_told_before_the_model_is_loaded(store: Store, cli: Cli) -> None:
     store.blobs.path.mkdir(parents=True)
     with socket.create_server(("127.0.0.1", 0)) as taken:

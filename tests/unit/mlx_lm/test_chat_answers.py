@@ -65,20 +65,17 @@ def test_a_text() -> None:
     }
 
 
-@pytest.mark.parametrize(
-    ("texts", "state"),
-    [(["<think>", "why", "</thi", "nk>", "so"], "normal"), (["why</think>", "so"], "reasoning")],
-)
-def test_reasoning_is_apart(texts: list[str], state: str) -> None:
-    assert choice(texts, state=state)["message"] == {
-        "role": "assistant",
-        "content": "so",
-        "reasoning": "why",
-    }
-    chunks = answered(texts, state=state, stream=True)
-    deltas = [chunk["choices"][0]["delta"] for chunk in chunks]
-    assert "".join(delta.get("reasoning", "") for delta in deltas) == "why"
-    assert "".join(delta.get("content", "") for delta in deltas) == "so"
+def test_reasoning_is_apart() -> None:
+    said = {"role": "assistant", "content": "so", "reasoning": "why"}
+    for state, texts in {
+        "normal": ["<think>", "why", "</thi", "nk>", "so"],
+        "reasoning": ["why</think>", "so"],
+    }.items():
+        assert choice(texts, state=state)["message"] == said
+        chunks = answered(texts, state=state, stream=True)
+        deltas = [chunk["choices"][0]["delta"] for chunk in chunks]
+        assert "".join(delta.get("reasoning", "") for delta in deltas) == "why"
+        assert "".join(delta.get("content", "") for delta in deltas) == "so"
 
 
 def test_a_call_of_a_tool() -> None:
@@ -110,22 +107,6 @@ def test_the_usage_of_a_stream_is_for_those_that_ask() -> None:
 def conversation(parrot: Parrot, template: str = CHAT_TEMPLATE) -> Conversation:
     parrot.prompts = Prompts("m", Letters(template), ModelTexts(system="S"))
     return Conversation(parrot)  # type: ignore[arg-type]
-
-
-def test_answers_are_part_of_the_next_prompt() -> None:
-    parrot = Parrot()
-    talk = conversation(parrot)
-    assert "".join(talk.say("a")) == "ok"
-    list(talk.say("b"))
-    assert parrot.seen[1] == ("# system\nS\n# user\na\n# assistant\nok\n# user\nb\n# assistant\n")
-    talk.clear()
-    list(talk.say("a"))
-    assert parrot.seen[2] == parrot.seen[0]
-    answer = talk.say("c")
-    for _ in answer:
-        answer.stop()
-    assert (answer.text, answer.finish_reason) == ("o", "interrupted")
-    assert talk.messages[-1] == {"role": "assistant", "content": "o"}
 
 
 def test_a_message_that_fails_is_forgotten() -> None:

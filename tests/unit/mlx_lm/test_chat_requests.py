@@ -66,19 +66,11 @@ def test_values_that_mlx_lm_takes_otherwise() -> None:
     made(TEXT, best_of=1, echo=False, suffix="")
 
 
-@pytest.mark.parametrize(
-    ("prompt", "prompts"),
-    [
-        ("a", ["a"]),
-        (["a", "b"], ["a", "b"]),
-        ([1, 99], [[1, 99]]),
-        ([[1], [2, 3]], [[1], [2, 3]]),
-        (["a", [2]], ["a", [2]]),
-    ],
-)
-def test_prompts_are_texts_or_tokens(prompt: Any, prompts: list[Any]) -> None:
-    document = made(TEXT, prompt=prompt, n=2)
-    assert (document["prompts"], document["count"]) == (prompts, 2 * len(prompts))
+def test_prompts_are_texts_or_tokens() -> None:
+    for prompts in (["a", "b"], [[1], [2, 3]], ["a", [2]], ["a"], [[1, 99]]):
+        for prompt in (prompts, prompts[0]) if len(prompts) == 1 else (prompts,):
+            document = made(TEXT, prompt=prompt, n=2)
+            assert (document["prompts"], document["count"]) == (prompts, 2 * len(prompts))
 
 
 F, G = ({"name": name, "parameters": {"type": "object"}} for name in "fg")
@@ -87,9 +79,8 @@ SCHEMA = {"type": "object", "required": ["a"]}
 FORMAT = {"type": "json_schema", "json_schema": {"name": "x", "schema": SCHEMA}}
 
 
-@pytest.mark.parametrize(
-    ("given", "schema", "functions"),
-    [
+def test_what_an_answer_may_be() -> None:
+    for given, schema, functions in (
         ({"response_format": {"type": "text"}}, None, []),
         ({"response_format": {"type": "json_object"}}, {"type": "object"}, []),
         ({"response_format": FORMAT}, SCHEMA, []),
@@ -98,18 +89,15 @@ FORMAT = {"type": "json_schema", "json_schema": {"name": "x", "schema": SCHEMA}}
         ({"tools": TOOLS, "response_format": FORMAT, "tool_choice": "none"}, SCHEMA, []),
         ({"tools": TOOLS, "response_format": FORMAT, "tool_choice": "required"}, None, [F, G]),
         ({"tools": TOOLS, "tool_choice": {"type": "function", "function": G}}, None, [G]),
-    ],
-)
-def test_what_an_answer_may_be(given: Any, schema: Any, functions: list[Any]) -> None:
-    document = made(**given)
-    assert (document["answer_schema"], document["callable"]) == (schema, functions)
-    assert document["tools"] == ([] if "none" in given.values() else given.get("tools", []))
+    ):
+        document = made(**given)
+        assert (document["answer_schema"], document["callable"]) == (schema, functions)
+        assert document["tools"] == ([] if "none" in given.values() else given.get("tools", []))
 
 
-@pytest.mark.parametrize("name", ["m", "m:latest", "default_model"])
-def test_the_model_has_several_names(name: str) -> None:
-    assert made(model=name)["model"] == "m:latest"
-    assert made(model="N:int4")["model"] == "n:int4"
+def test_the_model_has_several_names() -> None:
+    names = ("m", "m:latest", "default_model", "N:int4")
+    assert [made(model=name)["model"] for name in names] == [*["m:latest"] * 3, "n:int4"]
     for other in ("mlx-community/other", "/etc", ""):
         with pytest.raises(ModelNotFoundError, match="is not served, only m:latest, n:int4"):
             made(model=other)
@@ -123,47 +111,46 @@ def test_a_conversation_begins_with_the_models_messages() -> None:
 
 IMAGE = {"type": "image_url", "text": "x", "image_url": {"url": "http://127.0.0.1:1/x"}}
 LONG = {"enum": ["x" * 2**18]}
-REFUSED: dict[str, tuple[str, dict[str, Any]]] = {
-    "model is not": (CHAT, {"model": 5}),
-    "adapters": (CHAT, {"adapters": "/etc"}),
-    "temperature is '-1'": (CHAT, {"temperature": -1}),
-    "top_k is '1.5'": (CHAT, {"top_k": 1.5}),
-    "best_of '3' is not supported": (TEXT, {"best_of": 3}),
-    "n is '129', expected": (CHAT, {"n": 129}),
-    "answers is '130', expected .* 1 to 128": (TEXT, {"prompt": ["a", "b"], "n": 65}),
-    "response_format is .*, expected the type text": (CHAT, {"response_format": {"type": "x"}}),
-    "json_schema with json_schema.schema": (CHAT, {"response_format": {"type": "json_schema"}}),
-    "Schema of response_format is '262.*', expected a whole number from 0 to 65,536": (
-        CHAT,
-        {"response_format": {"type": "json_schema", "json_schema": {"schema": LONG}}},
-    ),
-    "Schema of tools is '262": (
-        CHAT,
-        {"tools": [{"function": {"name": "f", "parameters": LONG}}], "tool_choice": "required"},
-    ),
-    "tool_choice is .*, expected none": (CHAT, {"tool_choice": "required"}),
-    "or a function of tools": (CHAT, {"tools": [], "tool_choice": {"type": "function"}}),
-    "stop is .*, expected a string": (CHAT, {"stop": [1]}),
-    "with a role": (CHAT, {"messages": [{"content": "hi"}]}),
-    "images and files": (CHAT, {"messages": [{"role": "user", "content": [IMAGE]}]}),
-    "tool_calls is not": (CHAT, {"messages": [USER | {"tool_calls": [3]}]}),
-    "tools is not a list of obj": (CHAT, {"tools": [{"function": 5}]}),
-    "chat_template_kwargs must not contain chat_template": (
-        CHAT,
-        {"chat_template_kwargs": {"chat_template": "x"}},
-    ),
-    "prompt is missing": (TEXT, {"prompt": ""}),
-    "prompt is missing, or": (TEXT, {"prompt": ["a", 1]}),
-    "a token of prompt is 'True'": (TEXT, {"prompt": [[True]]}),
-    "a token of prompt is '100', expected .* 0 to 99": (TEXT, {"prompt": [[5], [100]]}),
-    "a token of prompt is 'None'": (TEXT, {"prompt": [None]}),
-    "is not a text, tokens, or a list": (TEXT, {"prompt": [[]]}),
-    "text, tokens, or a list of these": (TEXT, {"prompt": {}}),
+REFUSED: dict[str, dict[str, Any]] = {
+    "model is not": {"model": 5},
+    "adapters": {"adapters": "/etc"},
+    "temperature is '-1'": {"temperature": -1},
+    "top_k is '1.5'": {"top_k": 1.5},
+    "n is '129', expected": {"n": 129},
+    "response_format is .*, expected the type text": {"response_format": {"type": "x"}},
+    "json_schema with json_schema.schema": {"response_format": {"type": "json_schema"}},
+    "Schema of response_format is '262.*', expected a whole number from 0 to 65,536": {
+        "response_format": {"type": "json_schema", "json_schema": {"schema": LONG}}
+    },
+    "Schema of tools is '262": {
+        "tools": [{"function": {"name": "f", "parameters": LONG}}],
+        "tool_choice": "required",
+    },
+    "tool_choice is .*, expected none": {"tool_choice": "required"},
+    "or a function of tools": {"tools": [], "tool_choice": {"type": "function"}},
+    "stop is .*, expected a string": {"stop": [1]},
+    "with a role": {"messages": [{"content": "hi"}]},
+    "images and files": {"messages": [{"role": "user", "content": [IMAGE]}]},
+    "tool_calls is not": {"messages": [USER | {"tool_calls": [3]}]},
+    "tools is not a list of obj": {"tools": [{"function": 5}]},
+    "must not contain chat_template": {"chat_template_kwargs": {"chat_template": "x"}},
+}
+REFUSED_TEXTS: dict[str, dict[str, Any]] = {
+    "best_of '3' is not supported": {"best_of": 3},
+    "answers is '130', expected .* 1 to 128": {"prompt": ["a", "b"], "n": 65},
+    "prompt is missing": {"prompt": ""},
+    "prompt is missing, or": {"prompt": ["a", 1]},
+    "a token of prompt is 'True'": {"prompt": [[True]]},
+    "a token of prompt is '100', expected .* 0 to 99": {"prompt": [[5], [100]]},
+    "a token of prompt is 'None'": {"prompt": [None]},
+    "is not a text, tokens, or a list": {"prompt": [[]]},
+    "text, tokens, or a list of these": {"prompt": {}},
 }
 
 
-def test_what_mlx_lm_can_not_take_is_refused() -> None:
-    for message, (path, given) in REFUSED.items():
+@pytest.mark.parametrize(("path", "table"), [(CHAT, REFUSED), (TEXT, REFUSED_TEXTS)])
+def test_what_mlx_lm_can_not_take_is_refused(path: str, table: dict[str, dict[str, Any]]) -> None:
+    for message, given in table.items():
         with pytest.raises(UsageError, match=message):
             made(path, **given)
 
@@ -179,14 +166,14 @@ def test_what_is_not_a_document_is_refused() -> None:
             parse_request(raw, CHAT, NAMES)
 
 
-@pytest.mark.parametrize("path", [CHAT, TEXT])
-def test_a_prompt_that_can_not_fit_is_refused_before_it_becomes_tokens(path: str) -> None:
+def test_a_prompt_that_can_not_fit_is_refused_before_it_becomes_tokens() -> None:
     long = "x" * 1601
-    given: dict[str, Any] = (
-        {"messages": [{"role": "user", "content": long}]} if path == CHAT else {"prompt": long}
-    )
-    with pytest.raises(UsageError, match=r"1,6\d\d characters, at most 1,600"):
-        made(path, Sampling(context=100), **given)
+    for path, given in {
+        TEXT: {"prompt": long},
+        CHAT: {"messages": [USER | {"content": long}]},
+    }.items():
+        with pytest.raises(UsageError, match=r"1,6\d\d characters, at most 1,600"):
+            made(path, Sampling(context=100), **given)
 
 
 GENERATION = {"do_sample": True, "temperature": 0.6, "top_p": 0.9, "max_new_tokens": 9}
@@ -212,39 +199,29 @@ def test_the_command_line_counts_before_the_layer_before_generation_config() -> 
     assert [chosen({"context": n}, context=100).context for n in (50, 500)] == [50, 100]
 
 
-@pytest.mark.parametrize("says", [{}, {"do_sample": "true"}])
-def test_generation_config_without_sampling_takes_the_likeliest_token(says: dict[str, Any]) -> None:
-    found = chosen(generation={**GENERATION, "do_sample": None, **says})
-    assert (found.temperature, found.top_p, found.max_tokens) == (0, 1, 9)
+def test_generation_config_without_sampling_takes_the_likeliest_token() -> None:
+    for says in (None, "true"):
+        found = chosen(generation={**GENERATION, "do_sample": says})
+        assert (found.temperature, found.top_p, found.max_tokens) == (0, 1, 9)
     assert chosen(generation={"do_sample": True}).temperature == 1
 
 
-LAYER: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
-    "numbers": (
-        {"top_p": 0.5, "top_k": 3, "min_p": 0.1, "repeat_penalty": 1.1, "repeat_last_n": 64},
-        {"top_p": 0.5, "top_k": 3, "min_p": 0.1, "repeat_penalty": 1.1, "repeat_last_n": 64},
-    ),
-    "stop texts": ({"stop": ["a", "", "b"]}, {"stop": ("a", "b")}),
-    "no limit": ({"num_predict": -1}, {"max_tokens": NO_LIMIT}),
-    "unset": ({"num_predict": 0, "seed": -1}, {"max_tokens": 512, "seed": None}),
-    "context": ({"num_ctx": 100, "repeat_last_n": -1}, {"context": 100, "repeat_last_n": 100}),
-}
-
-
-@pytest.mark.parametrize("case", LAYER)
-def test_the_layer_has_ollamas_names(case: str) -> None:
-    layer, fields = LAYER[case]
-    assert chosen(parameters=layer) == Sampling(**fields)
+def test_the_layer_has_ollamas_names() -> None:
+    same = {"top_p": 0.5, "top_k": 3, "min_p": 0.1, "repeat_penalty": 1.1, "repeat_last_n": 64}
+    layers: list[tuple[dict[str, Any], dict[str, Any]]] = [
+        (same, same),
+        ({"stop": ["a", "", "b"]}, {"stop": ("a", "b")}),
+        ({"num_predict": -1}, {"max_tokens": NO_LIMIT}),
+        ({"num_predict": 0, "seed": -1}, {"max_tokens": 512, "seed": None}),
+        ({"num_ctx": 100, "repeat_last_n": -1}, {"context": 100, "repeat_last_n": 100}),
+    ]
+    for layer, fields in layers:
+        assert chosen(parameters=layer) == Sampling(**fields)
 
 
 def test_an_invalid_value_of_the_layer_is_named() -> None:
-    for key, value in {
-        "temperature": True,
-        "min_p": 10**400,
-        "top_k": 2.5,
-        "stop": [1],
-        "seed": 2**64,
-    }.items():
+    values = {"temperature": True, "min_p": 10**400, "top_k": 2.5, "stop": [1], "seed": 2**64}
+    for key, value in values.items():
         with pytest.raises(DocumentError, match=rf"^the parameters: {key} is .*, expected .*T1"):
             chosen(parameters={key: value})
 

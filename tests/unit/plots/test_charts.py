@@ -6,7 +6,6 @@ import random
 import re
 from typing import Any
 
-import pytest
 from hypothesis import given, strategies as st
 from support import ROOT
 from support.plotted import HOSTILE, SPECIFICATIONS, layer_errors
@@ -21,27 +20,21 @@ def an_error(name: str, relative: float | None = 0.1, *, kept: bool = False) -> 
     return charts.TensorError(name, "int4", (64, 64), relative, kept)
 
 
-@pytest.mark.parametrize(
-    ("name", "place", "module"),
-    [
+def test_what_a_name_gives() -> None:
+    for name, place, module in (
         ("model.layers.12.mlp.up.weight", (12, "model.layers.*.mlp.up"), "model.layers.12"),
         ("layers.1.experts.2.up", (1, "layers.*.experts.*.up"), "layers.1"),
         ("lm_head.weight", (None, "lm_head"), "lm_head"),
         ("layers.1234567890.up", (None, "layers.1234567890.up"), "layers.1234567890"),
-    ],
-)
-def test_what_a_name_gives(name: str, place: tuple[int | None, str], module: str) -> None:
-    assert charts.layer_and_projection(name) == place
-    assert module_and_part(name)[0] == module
+    ):
+        assert (charts.layer_and_projection(name), module_and_part(name)[0]) == (place, module)
 
 
 def test_of_many_tensors_the_worst_are_drawn() -> None:
     (cell,) = charts.cells([an_error(f"l.0.experts.{n}.up", e) for n, e in enumerate((1, 3, 2))])
     assert (cell.worst.name, cell.worst.error, cell.tensors) == ("l.0.experts.1.up", 3, 3)
-    wide = charts.cells([an_error(f"t{n}", n / 1000) for n in range(1000)])
-    assert sorted(c.worst.error for c in wide) == [
-        n / 1000 for n in range(1000 - charts.MOST_ROWS, 1000)
-    ]
+    wide = charts.cells([an_error(f"t{n}", n) for n in range(1000)])
+    assert sorted(c.worst.error for c in wide) == [*range(1000 - charts.MOST_ROWS, 1000)]
     spec = charts.scatter([an_error(f"t{n}", n / 5000) for n in range(5000)])
     points = spec["data"][0]["values"]
     assert len(points) == charts.MOST_POINTS
@@ -118,11 +111,10 @@ def test_specifications_have_no_other_colour_no_font_and_no_address() -> None:
 
 
 def test_hostile_names_are_printable_text_in_specifications() -> None:
-    texts = {name: json.dumps(spec, ensure_ascii=False) for name, spec in SPECIFICATIONS.items()}
-    assert [name for name, text in texts.items() if not text.isprintable()] == []
-    assert {name for name, text in texts.items() if "<img src=x" in text} == {
-        name for name in SPECIFICATIONS if name.startswith("hostile")
-    }
+    for name, spec in SPECIFICATIONS.items():
+        text = json.dumps(spec, ensure_ascii=False)
+        assert text.isprintable(), name
+        assert ("<img src=x" in text) == name.startswith("hostile")
 
 
 def test_specifications_have_a_description_and_their_values_as_a_table() -> None:
@@ -133,22 +125,14 @@ def test_specifications_have_a_description_and_their_values_as_a_table() -> None
         assert bool(table["rows"]) is not name.startswith("empty")
 
 
-Tensor = tuple[str, str, int]
-
-
-def tensors_named(names: list[str]) -> list[Tensor]:
+def tensors_named(names: list[str]) -> list[tuple[str, str, int]]:
     sizes = random.Random(1)
     types = ("int4/64", "BF16", "nvfp4/16")
     return [(name, types[index % 3], sizes.randrange(10**6)) for index, name in enumerate(names)]
 
 
-SMALL = tensors_named(
-    [
-        "model.embed_tokens.weight",
-        "lm_head.weight",
-        *(f"model.layers.{n}.mlp.up_proj.weight" for n in range(12)),
-    ]
-)
+LAYERS = [f"model.layers.{n}.mlp.up_proj.weight" for n in range(12)]
+SMALL = tensors_named(["model.embed_tokens.weight", "lm_head.weight", *LAYERS])
 ODD = ["", ".", "a", "a.", ".5", "5", "model.layers.3", "é.1.é", "a." * 40 + "weight", "a..1..b"]
 names = st.lists(st.text("ab.019\x00é", max_size=12), max_size=30)
 

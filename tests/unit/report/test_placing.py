@@ -2,7 +2,7 @@
 
 import os
 import resource
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -10,24 +10,23 @@ import pytest
 from blobstore.errors import BlobStoreError, StorageError
 from blobstore.web.report import check_page, place_file, place_folder
 
-IN_THE_WAY: dict[str, Callable[[Path], None]] = {
-    "folder": Path.mkdir,
-    "pipe": os.mkfifo,
-    "dangling link": lambda path: path.symlink_to(path.parent / "gone"),
-    "link to a folder": lambda path: path.symlink_to(path.parent),
-}
 
-
-@pytest.mark.parametrize("kind", IN_THE_WAY)
-def test_what_is_not_a_file_stays(tmp_path: Path, kind: str) -> None:
-    path = tmp_path / "report.html"
-    IN_THE_WAY[kind](path)
-    before = path.lstat()
-    for place in (check_page, lambda text, force: place_file(Path(text), b"new", force=force)):
-        with pytest.raises(StorageError, match=r"report\.html is not a regular file"):
-            place(str(path), force=True)
-    assert path.lstat() == before
-    assert list(tmp_path.iterdir()) == [path]
+def test_what_is_not_a_file_stays(tmp_path: Path) -> None:
+    in_the_way: tuple[Callable[[Path], None], ...] = (
+        Path.mkdir,
+        os.mkfifo,
+        lambda path: path.symlink_to(tmp_path / "gone"),
+        lambda path: path.symlink_to(tmp_path),
+    )
+    for number, make in enumerate(in_the_way):
+        path = tmp_path / f"{number}.html"
+        make(path)
+        before = path.lstat()
+        for place in (check_page, lambda text, force: place_file(Path(text), b"new", force=force)):
+            with pytest.raises(StorageError, match=r"html is not a regular file"):
+                place(str(path), force=True)
+        assert path.lstat() == before
+        assert len([*tmp_path.iterdir()]) == number + 1
 
 
 def test_a_wrong_place_is_found_before_anything_is_measured(tmp_path: Path) -> None:
@@ -53,21 +52,16 @@ def test_a_link_to_a_file_is_replaced_and_its_target_stays(tmp_path: Path) -> No
     assert (path.is_symlink(), path.read_bytes(), target.read_bytes()) == (False, b"new", b"old")
 
 
-@pytest.fixture
-def small_files() -> Iterator[None]:
-    """No file gets more than 1,000 bytes."""
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, limits[1]))
-    yield
-    resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-
-
-@pytest.mark.usefixtures("small_files")
 def test_a_page_that_does_not_fit_leaves_nothing(tmp_path: Path) -> None:
     new, old = tmp_path / "new.html", tmp_path / "old.html"
     old.write_bytes(b"old")
-    for path in (new, old):
-        with pytest.raises(StorageError, match="file too large"):
-            place_file(path, bytes(2000), force=path == old)
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, limits[1]))
+    try:
+        for path in (new, old):
+            with pytest.raises(StorageError, match="file too large"):
+                place_file(path, bytes(2000), force=path == old)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert [one.name for one in tmp_path.iterdir()] == ["old.html"]
     assert old.read_bytes() == b"old"

@@ -80,29 +80,26 @@ def test_a_stream_comes_in_pieces() -> None:
     assert reply.headers["content-type"].startswith("text/event-stream")
 
 
-@pytest.mark.parametrize(("error", "status"), [(UsageError("no"), 400), (RuntimeError("no"), 500)])
-def test_errors_have_openais_form(error: Exception, status: int) -> None:
-    reply = asked(Service(error), b"a")
-    assert (reply.status, "no" in reply.json["error"]["message"]) == (status, True)
-    late = asked(Service({"text": "a"}, error, is_stream=True), b"a")
-    assert late.status == 200
-    assert late.pieces[-1].startswith(b'data: {"error": ')
+def test_errors_have_openais_form() -> None:
+    for error, status in ((UsageError("no"), 400), (RuntimeError("no"), 500)):
+        reply = asked(Service(error), b"a")
+        assert (reply.status, "no" in reply.json["error"]["message"]) == (status, True)
+        late = asked(Service({"text": "a"}, error, is_stream=True), b"a")
+        assert late.status == 200
+        assert late.pieces[-1].startswith(b'data: {"error": ')
     assert asked(Service(), b"wrong").status == 400
 
 
-@pytest.mark.parametrize(
-    ("method", "path", "status"),
-    [
+def test_addresses() -> None:
+    for method, path, status in (
         ("GET", "/v1/models/m", 200),
         ("GET", "/v1/models/other", 404),
         ("GET", "/v1/completions", 404),
         ("POST", "/v1/embeddings", 404),
         ("DELETE", "/v1/completions", 405),
-    ],
-)
-def test_addresses(method: str, path: str, status: int) -> None:
-    reply = asked(Service(), method=method, path=path)
-    assert (reply.status, "error" in reply.json) == (status, status != 200)
+    ):
+        reply = asked(Service(), method=method, path=path)
+        assert (reply.status, "error" in reply.json) == (status, status != 200)
 
 
 def test_a_key_that_clients_must_send() -> None:
@@ -125,21 +122,19 @@ def test_a_large_request_is_refused() -> None:
     assert service.requests == []
 
 
-@pytest.mark.parametrize(("is_stream", "leaves_after"), [(True, 2), (False, 0), (True, 0)])
-def test_an_answer_stops_when_its_client_is_gone(*, is_stream: bool, leaves_after: int) -> None:
-    service = Service((1, 2), is_stream=is_stream)  # it never ends
-    asked(service, b"a", leaves_after=leaves_after)
-    assert service.stopped == 1
+def test_an_answer_stops_when_its_client_is_gone() -> None:
+    for is_stream, leaves_after in ((True, 2), (False, 0), (True, 0)):
+        service = Service((1, 2), is_stream=is_stream)  # it never ends
+        asked(service, b"a", leaves_after=leaves_after)
+        assert service.stopped == 1
 
 
-@pytest.mark.parametrize(
-    ("origin", "method"), [(OTHER, "POST"), ("null", "OPTIONS"), (f"http://{OWN}.com", "POST")]
-)
-def test_pages_of_other_sites_may_not_use_the_model(origin: str, method: str) -> None:
+def test_pages_of_other_sites_may_not_use_the_model() -> None:
     service = Service()
-    reply = asked(service, method=method, origin=origin)
-    assert (reply.status, service.requests) == (403, [])
-    assert "access-control-allow-origin" not in reply.headers
+    for origin, method in ((OTHER, "POST"), ("null", "OPTIONS"), (f"http://{OWN}.com", "POST")):
+        reply = asked(service, method=method, origin=origin)
+        assert (reply.status, service.requests) == (403, [])
+        assert "access-control-allow-origin" not in reply.headers
     assert asked(service, origin=f"http://{OWN}").status == 200
 
 

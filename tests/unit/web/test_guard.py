@@ -1,33 +1,19 @@
 """The guard: which hosts and methods are answered, and the headers of every answer."""
 
-import pytest
 from support.web_client import Client, ask
 
 from blobstore.web.application import HEADERS, Hosts
 
 
-@pytest.mark.parametrize(
-    ("host", "is_accepted"),
-    [
-        ("127.0.0.1:8080", True),
-        ("localhost:8080", True),
-        ("[::1]:8080", True),
-        ("192.168.1.7:8080", True),
-        ("192.168.1.8:8080", False),
-        ("evil.example:8080", False),
-        ("127.0.0.1.evil.example", False),
-        ("localhost:8080@evil.example", False),
-        ("", False),
-    ],
-)
-def test_hosts(host: str, is_accepted: bool) -> None:
-    assert Hosts("192.168.1.7", ["models.example"]).accept(host) is is_accepted
-
-
-def test_a_server_at_every_address_takes_addresses_and_no_other_names() -> None:
-    hosts = Hosts("::")
-    assert hosts.accept("192.168.1.8:8080")
-    assert not hosts.accept("evil.example")
+def test_hosts() -> None:
+    named, every = Hosts("192.168.1.7", ["models.example"]), Hosts("::")
+    for host in ("127.0.0.1", "localhost", "[::1]", "192.168.1.7", "models.example"):
+        assert named.accept(f"{host}:8080")
+    others = ("192.168.1.8:8080", "evil.example:8080", "127.0.0.1.evil.example")
+    for host in (*others, "localhost:8080@evil.example", ""):
+        assert not named.accept(host)
+    assert every.accept("192.168.1.8:8080")  # addresses, and no other names
+    assert not every.accept("evil.example")
 
 
 def test_another_host_gets_nothing_of_the_store(client: Client) -> None:
@@ -46,17 +32,15 @@ def test_one_host_has_to_be_named(client: Client) -> None:
 
 
 def test_every_answer_has_the_headers(client: Client) -> None:
-    for target, method, host, status in (
-        ("/api/models", "GET", "127.0.0.1", 200),
-        ("/api/model", "GET", "127.0.0.1", 400),
-        ("/nothing", "GET", "127.0.0.1", 404),
-        ("/api/models", "POST", "127.0.0.1", 405),
-        ("/api/models", "GET", "evil.example", 421),
-    ):
-        reply = client.get(target, method=method, host=host)
+    for status, reply in {
+        200: client.get("/api/models"),
+        400: client.get("/api/model"),
+        404: client.get("/nothing"),
+        405: client.get("/api/models", method="POST"),
+        421: client.get("/api/models", host="evil.example"),
+    }.items():
         assert reply.status == status
-        for name, value in HEADERS.items():
-            assert reply.headers[name] == value
+        assert reply.headers.items() >= HEADERS.items()
         policy = reply.headers["content-security-policy"]
         assert "unsafe" not in policy
         assert "default-src 'none'" in policy

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 import blobstore
-from blobstore.errors import BlobStoreError, UsageError
+from blobstore.errors import UsageError
 from blobstore.formats.documents import Descriptor, Manifest
 from blobstore.names import Digest, ModelName
 from blobstore.web import application as server
@@ -90,7 +90,9 @@ def rest(client: socket.socket) -> bytes:
     return got
 
 
-def test_requests_follow_in_one_connection_and_a_body_is_not_waited_for(app: Any) -> None:
+def test_requests_follow_in_one_connection_and_a_body_is_not_waited_for(
+    app: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
     def talk(port: int) -> None:
         with connected(port) as client:
             client.sendall(GET % BLOB + GET % b"/v2/" + GET % BLOB)
@@ -101,20 +103,18 @@ def test_requests_follow_in_one_connection_and_a_body_is_not_waited_for(app: Any
                 assert answer(client) == b"{}"
 
     talk_to(app, talk)
+    assert capsys.readouterr().err == ""
 
 
-@pytest.mark.parametrize("log", [True, False])
-def test_requests_are_logged(app: Any, capsys: pytest.CaptureFixture[str], *, log: bool) -> None:
+def test_requests_are_logged(app: Any, capsys: pytest.CaptureFixture[str]) -> None:
     def talk(port: int) -> None:
         with connected(port) as client:
             client.sendall(GET % b"/nothing%0A")
             answer(client)
 
-    talk_to(app, talk, log=log)
-    lines = capsys.readouterr().err.splitlines()
-    assert [line.partition('"')[2] for line in lines] == [
-        'GET /nothing%0A HTTP/1.1" 404 Not Found'
-    ] * log
+    talk_to(app, talk, log=True)
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.endswith('"GET /nothing%0A HTTP/1.1" 404 Not Found')
 
 
 def test_a_blob_that_is_cut_ends_the_connection(root: Path, app: Any) -> None:
@@ -146,22 +146,18 @@ def test_files_of_clients_that_go_away_are_closed(app: Any) -> None:
     talk_to(app, talk)
 
 
-@pytest.mark.parametrize(
-    ("sent", "status"),
-    [
-        (GET.replace(b"\r\n\r\n", b"\r\nX: " + b"y" * 20_000 + b"\r\n\r\n") % b"/", b" 431"),
-        (b"\x16\x03\x01\x02\x00\x01\r\n\r\n", b" 400"),
-        (b"GET / HTTP/1.1\r\n\x00: y\r\n\r\n", b" 400"),
-    ],
-    ids=["a large head", "TLS", "a header's name"],
-)
-def test_what_is_refused(app: Any, sent: bytes, status: bytes) -> None:
+def test_what_is_refused(app: Any) -> None:
     def talk(port: int) -> None:
-        with connected(port) as client:
-            with suppress(ConnectionError):
-                client.sendall(sent)
-                client.shutdown(socket.SHUT_WR)
-            assert rest(client)[8:12] in (status, b"")
+        for sent, status in (
+            (GET.replace(b"\r\n\r\n", b"\r\nX: " + b"y" * 20_000 + b"\r\n\r\n") % b"/", b" 431"),
+            (b"\x16\x03\x01\x02\x00\x01\r\n\r\n", b" 400"),  # TLS
+            (b"GET / HTTP/1.1\r\n\x00: y\r\n\r\n", b" 400"),
+        ):
+            with connected(port) as client:
+                with suppress(ConnectionError):
+                    client.sendall(sent)
+                    client.shutdown(socket.SHUT_WR)
+                assert rest(client)[8:12] in (status, b"")
 
     talk_to(app, talk)
 
@@ -182,26 +178,13 @@ def test_an_idle_connection_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
     talk_to(empty, talk)
 
 
-# Addresses
-
-
-def refused(host: str, port: int) -> BlobStoreError:
-    with pytest.raises(BlobStoreError) as caught:
-        serve_at(empty, host, port, ready=pytest.fail)
-    return caught.value
-
-
-@pytest.mark.parametrize(
-    ("host", "says"),
-    [
-        ("192.0.2.1", "not an address of this machine"),  # RFC 5737: of no machine
-        ("no such host", "not an address or a known name"),
-    ],
-)
-def test_an_address_that_is_not_the_machines(host: str, says: str) -> None:
-    error = refused(host, 0)
-    assert isinstance(error, UsageError)
-    assert says in error.message
+def test_an_address_that_is_not_the_machines() -> None:
+    for host, says in {
+        "192.0.2.1": "not an address of this machine",  # RFC 5737: of no machine
+        "no such host": "not an address or a known name",
+    }.items():
+        with pytest.raises(UsageError, match=says):
+            serve_at(empty, host, 0, ready=pytest.fail)
 
 
 def test_a_second_interrupt_ends_requests(monkeypatch: pytest.MonkeyPatch) -> None:
