@@ -35,59 +35,46 @@ def logits(model: Any) -> np.ndarray[Any, Any]:
     return np.array(model(TOKENS).astype(mx.float32))
 
 
-def quantized_by_mlx(source: Path, store: Store) -> Any:
-    """Return mlx-lm's own model of the source, quantized by MLX as the stored model is."""
-    model, _ = utils.load_model(source, lazy=True)
-    kinds = {
-        name.removesuffix(".weight"): tensor
-        for name, tensor in blobstore.open_model("m", store=store).items()
-        if tensor.quant_type
-    }
+def test_affine_models_compute_what_mlx_lm_computes(store: Store) -> None:
+    """mlx-lm's own model of the source is quantized by MLX as the stored one is."""
+    ours = stored(PYCODE_MOE, store, quant="int4")
+    theirs, _ = utils.load_model(PYCODE_MOE, lazy=True)
+    with blobstore.open_model("m", store=store) as model:
+        none: Any = (False, None)
+        kinds = {
+            name.removesuffix(".weight"): (one.quant_type or False, one)
+            for name, one in model.items()
+        }
 
     def settings(path: str, _: Any) -> Any:
-        tensor = kinds.get(path) or kinds.get(path.replace("switch_mlp", "experts.0"))
-        if tensor is None or tensor.quant_type is None:
-            return False
-        kind = tensor.quant_type
-        return {"group_size": tensor.group_size, "bits": kind.bits, "mode": kind.mode}
+        kind, one = kinds.get(path) or kinds.get(path.replace("switch_mlp", "experts.0")) or none
+        return kind and {"group_size": one.group_size, "bits": kind.bits, "mode": kind.mode}
 
-    nn.quantize(model, class_predicate=settings)
-    return model
-
-
-def test_affine_models_compute_what_mlx_lm_computes(store: Store) -> None:
-    ours = logits(stored(PYCODE_MOE, store, quant="int4"))
-    np.testing.assert_array_equal(ours, logits(quantized_by_mlx(PYCODE_MOE, store)))
-
-
-def with_dequantized_weights(source: Path, store: Store) -> Any:
-    """Return mlx-lm's own model of the source in float32 with the stored model's values."""
-    network, _ = utils.load_model(source, lazy=True)
-    network.set_dtype(mx.float32)
-    with blobstore.open_model("m", store=store) as model:
-        values = {
-            name.replace(".experts.", ".switch_mlp."): mx.array(tensor.dequantize())
-            for name, tensor in model.items()
-        }
-    network.load_weights(list(values.items()), strict=True)
-    return network
+    nn.quantize(theirs, class_predicate=settings)
+    np.testing.assert_array_equal(logits(ours), logits(theirs))
 
 
 def test_logits_with_global_scales_are_those_of_the_dequantized_weights(store: Store) -> None:
+    """mlx-lm's own model of the source gets the stored model's values in float32."""
     model = stored(PYCODE_MOE, store, quant="nvfp4", global_scale=True, experts="stacked")
     scaled = [module for _, module in model.named_modules() if "global_scale" in module]
     assert len(scaled) > 10
     assert any(float(mx.min(module.global_scale)) < 1 for module in scaled)
-    ours, wanted = logits(model), logits(with_dequantized_weights(PYCODE_MOE, store))
+    network, _ = utils.load_model(PYCODE_MOE, lazy=True)
+    network.set_dtype(mx.float32)
+    with blobstore.open_model("m", store=store) as read:
+        values = {name: mx.array(tensor.dequantize()) for name, tensor in read.items()}
+    renamed = [(name.replace(".experts.", ".switch_mlp."), one) for name, one in values.items()]
+    network.load_weights(renamed, strict=True)
+    ours, wanted = logits(model), logits(network)
     # It computes in bfloat16 between its layers.
     assert np.linalg.norm(ours - wanted) < 0.02 * np.linalg.norm(wanted)
 
 
 def test_run_prints_what_mlx_lm_generates(store: Store, capsys: pytest.CaptureFixture[str]) -> None:
-    blobstore.import_model(PYCODE, "m", store=store)
     prompt = "def read_file(path):"
-    model, tokenizer = blobstore.mlx_lm.load("m", store=store)
-    expected = generate(model, tokenizer, prompt, max_tokens=4)
+    blobstore.import_model(PYCODE, "m", store=store)
+    expected = generate(*blobstore.mlx_lm.load("m", store=store), prompt, max_tokens=4)
     line = ["run", "m", prompt, "--max-tokens", "4", "--store", str(store.root), "--json"]
     assert run(line) == 0
     document = json.loads(capsys.readouterr().out)

@@ -25,8 +25,8 @@ PACKED, BLOCKS = nvfp4(modelopt=False), block_fp8()
 
 def written(folder: Path, kind: Kind, **more: Any) -> Path:
     """Write a checkpoint of a weight of that kind, and of more tensors of its module."""
-    others = {f"{UP}.{name}": array for name, array in more.items()}
-    tensors = kind.make(UP, (64, 128)).tensors | others
+    tensors = kind.make(UP, (64, 128)).tensors
+    tensors |= {f"{UP}.{name}": array for name, array in more.items()}
     return write_checkpoint(folder, tensors, {**LLAMA_CONFIG, **kind.config})
 
 
@@ -47,16 +47,16 @@ def ambiguous(folder: Path) -> Path:
 BROKEN: dict[str, tuple[Callable[[Path], Path], str | None]] = {
     "a single file beside shards": (ambiguous, None),
     "one weight in two forms": (
-        lambda folder: written(folder, PACKED, weight=normal("q", 64, 128)),
+        lambda at: written(at, PACKED, weight=normal("q", 64, 128)),
         f"{UP}.weight",
     ),
     "an expert of another shape": (
-        lambda folder: experts(folder, 0, 1, 2, odd=(32, 64)),
+        lambda at: experts(at, 0, 1, 2, odd=(32, 64)),
         f"{EXPERTS}.2.up_proj.weight",
     ),
     "an expert that is missing": (lambda at: experts(at, 0, 1, 3), f"{EXPERTS}.2.up_proj.weight"),
     "FP8 without the size of its blocks": (
-        lambda folder: written(folder, Kind(BLOCKS.make, {})),
+        lambda at: written(at, Kind(BLOCKS.make, {})),
         f"{UP}.weight",
     ),
 }
@@ -80,9 +80,7 @@ def test_a_broken_source_is_refused_and_the_store_is_as_it_was(
 @pytest.mark.parametrize(
     ("name", "kind"),
     [
-        ("../evil.safetensors", DocumentError),
-        ("/evil.safetensors", DocumentError),
-        ("sub/x.safetensors", DocumentError),
+        *((f"{place}.safetensors", DocumentError) for place in ("../evil", "/evil", "sub/x")),
         ("weights.bin", DocumentError),
         ("model-00002-of-00002.safetensors", MissingFileError),
     ],

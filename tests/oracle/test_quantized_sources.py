@@ -5,6 +5,7 @@ arrays byte for byte, and the values that `dequantize` gives. Block FP8 is compa
 BF16 and where it becomes mxfp8.
 """
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -42,9 +43,6 @@ FP8_KINDS = {
     "compressed-tensors": Kind(block_fp8("_scale", BF16).make, {"quantization_config": COMPRESSED}),
 }
 
-any_kind = pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
-any_fp8_kind = pytest.mark.parametrize("kind", FP8_KINDS.values(), ids=FP8_KINDS)
-
 
 def imported(store: Store, folder: Path, kind: Kind, *weights: Stored, **options: Any) -> Model:
     tensors = {NORM: normal("norm", 64)}
@@ -61,20 +59,15 @@ def assert_copied(model: Model, weight: Stored) -> None:
     stored = tensor.numpy()
     assert isinstance(stored, QuantizedArray)
     assert (str(tensor.quant_type), tensor.group_size) == (weight.quant_type, weight.group_size)
-    parts = {
-        "": stored.weight,
-        ".scale": stored.scale,
-        ".bias": stored.bias,
-        ".global_scale": stored.global_scale,
-    }
-    for suffix, part in parts.items():
-        array = weight.arrays.get(suffix)
-        if part is None or array is None:
-            assert part is array
-        else:
-            assert (part.dtype, part.shape) == (array.dtype, array.shape)
-            assert part.tobytes() == array.tobytes()
+    parts = (stored.weight, stored.scale, stored.bias, stored.global_scale)
+    suffixes = ("", ".scale", ".bias", ".global_scale")
+    found = {suffix: one for suffix, one in zip(suffixes, parts, strict=True) if one is not None}
+    assert described(found) == described(weight.arrays)
     assert_values(tensor.dequantize(), weight.values)
+
+
+def described(arrays: Mapping[str, Array]) -> dict[str, Any]:
+    return {key: (one.dtype, one.shape, one.tobytes()) for key, one in arrays.items()}
 
 
 def assert_values(found: Array, wanted: Array) -> None:
@@ -83,13 +76,12 @@ def assert_values(found: Array, wanted: Array) -> None:
     np.testing.assert_array_equal(found.view(np.uint32), wanted.view(np.uint32))
 
 
-@any_kind
+@pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
 def test_a_matrix_and_stacked_experts_are_copied(store: Store, tmp_path: Path, kind: Kind) -> None:
     matrix = kind.make(f"{LAYER}.self_attn.o_proj", (6, 256))
     stack = kind.make(f"{LAYER}.mlp.switch_mlp.up_proj", (3, 2, 128))
     for profile in ("default", "ollama"):
-        folder = tmp_path / profile
-        with imported(store, folder, kind, matrix, stack, profile=profile) as model:
+        with imported(store, tmp_path / "s", kind, matrix, stack, profile=profile) as model:
             assert set(model) == {NORM, matrix.name, stack.name}  # and no scale of activations
             assert_copied(model, matrix)
             assert_copied(model, stack)
@@ -100,34 +92,29 @@ def test_a_matrix_and_stacked_experts_are_copied(store: Store, tmp_path: Path, k
 @pytest.mark.parametrize("experts", ["packed", "stacked"])
 @pytest.mark.parametrize("kind", ["mlx int4/32", "modelopt"])
 def test_numbered_experts_are_copied(store: Store, tmp_path: Path, kind: str, experts: str) -> None:
-    group, projections = f"{LAYER}.mlp.experts", {"down_proj": (2, 256), "up_proj": (4, 128)}
-    weights = {
-        name: [KINDS[kind].make(f"{group}.{expert}.{name}", shape) for expert in range(11)]
-        for name, shape in projections.items()
-    }
-    every = [weight for members in weights.values() for weight in members]
-    is_stacked = experts == "stacked" and ".global_scale" not in every[0].arrays
-    with imported(store, tmp_path / "s", KINDS[kind], *every, experts=experts) as model:
+    group, made = f"{LAYER}.mlp.experts", KINDS[kind].make
+    down = [made(f"{group}.{expert}.down_proj", (2, 256)) for expert in range(11)]
+    up = [made(f"{group}.{expert}.up_proj", (4, 128)) for expert in range(11)]
+    is_stacked = experts == "stacked" and ".global_scale" not in up[0].arrays
+    with imported(store, tmp_path / "s", KINDS[kind], *down, *up, experts=experts) as model:
         assert len(model) == (3 if is_stacked else 23)
-        for name, members in weights.items():
+        for name, members in (("down", down), ("up", up)):
             if is_stacked:
-                values = model[f"{group}.{name}.weight"].dequantize()
+                values = model[f"{group}.{name}_proj.weight"].dequantize()
                 assert_values(values, np.stack([weight.values for weight in members]))
-            else:
-                for weight in members:
-                    assert_copied(model, weight)
+        for weight in () if is_stacked else (*down, *up):
+            assert_copied(model, weight)
 
 
 SHAPES = [(130, 200), (128, 136), (1, 8), (300, 1), (257, 129)]
 
 
-@any_fp8_kind
+@pytest.mark.parametrize("kind", FP8_KINDS.values(), ids=FP8_KINDS)
 def test_fp8_becomes_mxfp8_or_bf16(store: Store, tmp_path: Path, kind: Kind) -> None:
     weight = kind.make(f"{LAYER}.self_attn.v_proj", (130, 160))
     others = [kind.make(f"{LAYER}.{n}.self_attn.o_proj", shape) for n, shape in enumerate(SHAPES)]
     for profile in ("default", "ollama"):
-        folder = tmp_path / profile
-        with imported(store, folder, kind, weight, *others, profile=profile) as model:
+        with imported(store, tmp_path / "s", kind, weight, *others, profile=profile) as model:
             assert_quantized(model, weight.name, weight.values)
             for other in others:
                 assert plain(model[other.name]).dtype == BF16
@@ -136,10 +123,8 @@ def test_fp8_becomes_mxfp8_or_bf16(store: Store, tmp_path: Path, kind: Kind) -> 
 
 
 def test_a_source_of_two_producers(store: Store, tmp_path: Path) -> None:
-    fp8, packed = (
-        block_fp8().make(f"{LAYER}.mlp.up_proj", (64, 64)),
-        nvfp4(modelopt=True).make(f"{LAYER}.mlp.down_proj", (6, 64)),
-    )
+    fp8 = block_fp8().make(f"{LAYER}.mlp.up_proj", (64, 64))
+    packed = KINDS["modelopt"].make(f"{LAYER}.mlp.down_proj", (6, 64))
     with imported(store, tmp_path / "s", block_fp8(), fp8, packed) as model:
         assert_quantized(model, fp8.name, fp8.values)
         assert_copied(model, packed)
