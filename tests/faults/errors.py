@@ -76,20 +76,17 @@ def _failing_syncs(case: Case) -> Iterator[Fault]:
 def _refused_for_good(case: Case) -> Iterator[Fault]:
     for name, code in _FOR_GOOD.items():
         if any(call.name == name for call in case.calls):
-            yield Fault(case, f"{name} {errno.errorcode[code]}", Never(name, code))
+            yield Fault(case, f"{name} {errno.errorcode[code]}", _never(name, code))
 
 
-@dataclass(frozen=True, slots=True)
-class Never:
-    """All calls of a name fail; syncs of folders only."""
+def _never(name: str, code: int) -> Decide:
+    """Let all calls of a name fail; syncs of folders only."""
 
-    name: str
-    code: int
+    def decide(call: Call) -> Action | None:
+        is_meant = call.name == name and (name != "fsync" or Path(call.paths[0]).is_dir())
+        return Fail(code) if is_meant else None
 
-    def __call__(self, call: Call) -> Action | None:
-        """Refuse a call."""
-        is_meant = call.name == self.name and (self.name != "fsync" or Path(call.paths[0]).is_dir())
-        return Fail(self.code) if is_meant else None
+    return decide
 
 
 def _disturb(fault: Fault, figures: Figures) -> None:

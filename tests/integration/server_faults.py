@@ -11,8 +11,6 @@ from random import Random
 
 from support.servers import KEEP_ALIVE, Answer, Asked, head, part, reply
 
-_PIECE = 2**16
-
 
 @dataclass(frozen=True, slots=True)
 class Whole:
@@ -152,27 +150,23 @@ def versioned(table: Mapping[str, bytes]) -> Answer:
     return answer
 
 
-class Alarm:
-    """Calls once when ``after`` bytes are on their way. Several servers share it."""
+def alarm(after: int, call: Callable[[], object]) -> Callable[[Answer], Answer]:
+    """Return a change of several servers' answers that calls when ``after`` bytes were sent."""
+    begin, lock = 0, threading.Lock()
 
-    def __init__(self, after: int, call: Callable[[], object]) -> None:
-        self._left = after
-        self._call = call
-        self._lock = threading.Lock()
-
-    def around(self, answer: Answer) -> Answer:
+    def around(answer: Answer) -> Answer:
         def counting(asked: Asked) -> Iterator[bytes]:
+            nonlocal begin
             for chunk in answer(asked):
-                if chunk is KEEP_ALIVE:
+                with lock:
+                    left, begin = after - begin, begin + len(chunk)
+                if 0 <= left < len(chunk):
+                    yield chunk[:left]
+                    call()
+                    yield chunk[left:]
+                else:
                     yield chunk
-                    continue
-                for begin in range(0, len(chunk), _PIECE):
-                    piece = chunk[begin : begin + _PIECE]
-                    with self._lock:
-                        is_due = 0 <= self._left < len(piece)
-                        self._left -= len(piece)
-                    if is_due:
-                        self._call()
-                    yield piece
 
         return counting
+
+    return around

@@ -16,7 +16,7 @@ from random import Random
 
 import pytest
 from integration.far_rigs import KINDS, Blobs, FarRig, blobs_of, far_rig
-from integration.server_faults import FAULTS, PASSING, UNSEEN, Alarm, Faults
+from integration.server_faults import FAULTS, PASSING, UNSEEN, Faults, alarm
 from support.many import expert_shards
 
 from blobstore import import_model, open_store, verify
@@ -107,7 +107,7 @@ def test_kills(rig: FarRig, expected: Blobs, times: int, tmp_path: Path) -> None
 def kill_import(rig: FarRig, store: Store, after: int) -> None:
     """Kill an import when ``after`` bytes are on their way."""
     processes: Queue[subprocess.Popen[str]] = Queue()
-    rig.play(Alarm(after, lambda: processes.get(timeout=600).kill()).around)
+    rig.play(alarm(after, lambda: processes.get(timeout=600).kill()))
     process = started(rig, store)
     processes.put(process)
     _, errors = process.communicate(timeout=600)

@@ -15,13 +15,17 @@ outermost expressions in it that match the pattern:
 """
 
 import ast
+import copy
 import re
+import textwrap
 import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import cache
+from operator import add
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
 _PACKAGE = Path("src/blobstore")
@@ -80,23 +84,18 @@ class Mutant:
             raise FaultError(f"{len(edits)} of {self.symbol} can be changed so, in {files}")
         return edits[0]
 
-    def _edit_of(self, file: Path, node: ast.AST) -> Edit | None:
-        text = (ROOT / file).read_text()
+    def _edit_of(self, file: Path, node: ast.stmt) -> Edit | None:
+        changed = copy.deepcopy(node)
         if not self.change.startswith(_RETURN):
-            pattern, new = map(_expression, self._replacement())
-            pieces = [
-                (*_span(text, match, match), f"({_filled(new, captures)})")
-                for match, captures in _matches(node, pattern)
-            ]
-        elif isinstance(node, ast.FunctionDef):
-            body = [part for part in node.body if not _is_docstring(part)]
-            ast.parse(f"def f():\n {self.change}")
-            pieces = [(*_span(text, body[0], body[-1]), self.change)]
-        else:
-            pieces = []
-        for begin, end, piece in sorted(pieces, reverse=True):
-            text = text[:begin] + piece + text[end:]
-        return Edit(file, text) if pieces else None
+            changed = _Replacing(*map(_expression, self._replacement())).visit(changed)
+        elif isinstance(changed, ast.FunctionDef):
+            changed.body = ast.parse(f"def f():\n {self.change}").body[0].body  # type: ignore[attr-defined]
+        if ast.dump(changed) == ast.dump(node):
+            return None
+        lines = (ROOT / file).read_text().splitlines()
+        begin = min(part.lineno for part in (node, *getattr(node, "decorator_list", ())))
+        text = textwrap.indent(ast.unparse(changed), " " * node.col_offset)
+        return Edit(file, "\n".join([*lines[: begin - 1], text, *lines[node.end_lineno :], ""]))
 
     def _native_edit(self) -> Edit:
         old, new = self._replacement()
@@ -145,12 +144,12 @@ def _texts() -> dict[Path, str]:
 
 
 @cache
-def _symbols(path: Path) -> dict[str, ast.AST]:
+def _symbols(path: Path) -> dict[str, ast.stmt]:
     """Return what each qualified name of a file is; of several the last, behind overloads."""
     return dict(_named(ast.parse(_texts()[path]), ""))
 
 
-def _named(parent: ast.AST, before: str) -> Iterator[tuple[str, ast.AST]]:
+def _named(parent: ast.AST, before: str) -> Iterator[tuple[str, ast.stmt]]:
     for node in ast.iter_child_nodes(parent):
         if isinstance(node, ast.FunctionDef | ast.ClassDef):
             yield before + node.name, node
@@ -162,7 +161,7 @@ def _named(parent: ast.AST, before: str) -> Iterator[tuple[str, ast.AST]]:
             yield from _named(node, before)
 
 
-def _found(symbol: str) -> list[tuple[Path, ast.AST]]:
+def _found(symbol: str) -> list[tuple[Path, ast.stmt]]:
     """Return where a symbol is defined; only the files that may define it are parsed."""
     module, _, name = symbol.rpartition(":")
     last = name.rpartition(".")[2]
@@ -184,19 +183,18 @@ def _is_any(node: object) -> bool:
     return isinstance(node, ast.Constant) and node.value is ...
 
 
-def _is_docstring(node: ast.stmt) -> bool:
-    return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
+class _Replacing(ast.NodeTransformer):
+    """Replaces the outermost expressions that match a pattern."""
 
+    def __init__(self, pattern: ast.expr, new: ast.expr) -> None:
+        self._pattern, self._new = pattern, new
 
-def _matches(node: ast.AST, pattern: ast.expr) -> Iterator[tuple[ast.AST, list[str]]]:
-    """Yield the outermost expressions that match, and what each ``...`` is there."""
-    captures: list[str] = []
-    is_read = isinstance(getattr(node, "ctx", None), ast.Load | None)
-    if isinstance(node, ast.expr) and is_read and _equal(pattern, node, captures):
-        yield node, captures
-        return
-    for child in ast.iter_child_nodes(node):
-        yield from _matches(child, pattern)
+    def visit(self, node: ast.AST) -> Any:
+        captures: list[str] = []
+        is_read = isinstance(getattr(node, "ctx", None), ast.Load | None)
+        if isinstance(node, ast.expr) and is_read and _equal(self._pattern, node, captures):
+            return _expression(_filled(self._new, captures))
+        return self.generic_visit(node)
 
 
 def _equal(pattern: object, node: object, captures: list[str]) -> bool:
@@ -222,30 +220,12 @@ def _equal(pattern: object, node: object, captures: list[str]) -> bool:
 
 
 def _filled(new: ast.expr, captures: list[str]) -> str:
-    parts = ast.unparse(new).split("...")
-    if len(parts) > len(captures) + 1:
+    """Return the text with what each ``...`` of its pattern was."""
+    text = ast.unparse(new)
+    if text.count("...") > len(captures):
         raise FaultError("its text has more ... than its pattern")
-    return "".join(
-        part + capture
-        for part, capture in zip(parts, [*captures[: len(parts) - 1], ""], strict=True)
-    )
-
-
-def _span(text: str, first: ast.AST, last: ast.AST) -> tuple[int, int]:
-    lines = text.splitlines(keepends=True)
-
-    def place(line: int, column: int) -> int:
-        return sum(map(len, lines[: line - 1])) + len(lines[line - 1].encode()[:column].decode())
-
-    begin, end = _lines(first), _lines(last)
-    return place(*begin[:2]), place(*end[2:])
-
-
-def _lines(node: ast.AST) -> tuple[int, int, int, int]:
-    assert isinstance(node, ast.expr | ast.stmt)
-    assert node.end_lineno is not None
-    assert node.end_col_offset is not None
-    return node.lineno, node.col_offset, node.end_lineno, node.end_col_offset
+    first, *parts = text.split("...")
+    return first + "".join(map(add, captures, parts))
 
 
 @cache

@@ -13,8 +13,9 @@ from typing import Any
 
 import pytest
 from support import PYCODE
+from support.patient import serving
 from support.ports import free_port
-from support.talking import serving, that_chats
+from support.talking import that_chats
 
 import blobstore
 
@@ -85,8 +86,9 @@ def said(server: Any, model: str, way: dict[str, Any], how: str) -> str:
 
 def test_serve_gives_what_mlx_lm_server_gives(exported: Exported) -> None:
     asked = [("sampled", "text"), ("narrow", "chat"), ("greedy", "streamed")]
-    with serving(exported.store, "m") as server:
-        ours = [said(client(server.address), "m:latest", WAYS[way], how) for way, how in asked]
+    with serving("--lm", "m", "--store", str(exported.store)) as server:
+        address = f"http://{server.host}/v1"
+        ours = [said(client(address), "m:latest", WAYS[way], how) for way, how in asked]
     with served_by_mlx_lm(exported.folder) as address:
         theirs = [said(client(address), "default_model", WAYS[way], how) for way, how in asked]
     assert ours == theirs
@@ -94,8 +96,8 @@ def test_serve_gives_what_mlx_lm_server_gives(exported: Exported) -> None:
 
 
 def test_sigterm_ends_the_server_and_an_answer(exported: Exported) -> None:
-    with serving(exported.store, "m") as running:
-        stream = client(running.address).completions.create(
+    with serving("--lm", "m", "--store", str(exported.store)) as running:
+        stream = client(f"http://{running.host}/v1").completions.create(
             model="m", prompt="import", max_tokens=64, temperature=1.0, stream=True
         )
         next(iter(stream))

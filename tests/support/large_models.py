@@ -1,14 +1,13 @@
 """Made-up models of very many tensors: a real manifest, real headers, few bytes each."""
 
 import json
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 
 from blobstore.store.local.store import Store
 from support.checkpoints import normal, safetensors_bytes
-from support.stores import layer_by_hand, manifest_path
+from support.stores import layer_by_hand, write_manifest
 
 _EXPERTS = 128
 _ROWS, _COLS = 2, 64
@@ -22,7 +21,7 @@ _CONFIG = {
 
 def large_model(store: Store, name: str, tensors: int, *, together: int = 1) -> None:
     """Write a model of int4 experts and BF16 norms, ``together`` tensors in each blob."""
-    names = list(tensor_names(tensors))
+    names = [_name(index) for index in range(tensors)]
     layers = []
     for start in range(0, tensors, together):
         some = names[start : start + together]
@@ -35,21 +34,16 @@ def large_model(store: Store, name: str, tensors: int, *, together: int = 1) -> 
         "config": config | {"mediaType": "application/vnd.docker.container.image.v1+json"},
         "layers": [document | {"mediaType": "application/vnd.ollama.image.json"}, *layers],
     }
-    path = manifest_path(store, name)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(manifest))
+    write_manifest(store, name, json.dumps(manifest))
 
 
-def tensor_names(number: int) -> Iterator[str]:
-    """Yield names as a mixture of experts has them: three of each expert, a norm of each layer."""
-    for index in range(number):
-        layer, place = divmod(index, 3 * _EXPERTS + 1)
-        if place == 3 * _EXPERTS:
-            yield f"model.layers.{layer}.input_layernorm.weight"
-        else:
-            expert, which = divmod(place, 3)
-            projection = ("gate_proj", "up_proj", "down_proj")[which]
-            yield f"model.layers.{layer}.mlp.experts.{expert}.{projection}.weight"
+def _name(index: int) -> str:
+    """Return a name as of a mixture of experts: three of each expert, a norm of each layer."""
+    layer, place = divmod(index, 3 * _EXPERTS + 1)
+    if place == 3 * _EXPERTS:
+        return f"model.layers.{layer}.input_layernorm.weight"
+    part = ("gate_proj", "up_proj", "down_proj")[place % 3]
+    return f"model.layers.{layer}.mlp.experts.{place // 3}.{part}.weight"
 
 
 def blob_of(names: list[str], salt: str) -> bytes:

@@ -1,6 +1,5 @@
 """Trees of manifests as the Ollamas of PRs 15735 and 16590 write them, made by hand."""
 
-import hashlib
 import json
 from pathlib import Path
 from typing import Any
@@ -17,30 +16,17 @@ PLACE = "ollama.com/library/new/latest"
 def manifest_of(store: Store, *blobs: bytes) -> dict[str, Any]:
     """Write blobs and return the manifest that names them; the last is its config."""
     *layers, config = (layer_by_hand(store, "x", data) for data in blobs)
-    return {
-        "schemaVersion": 2,
-        "mediaType": MANIFEST,
-        "config": config,
-        "layers": layers,
-        "runner": "mlx",
-    }
+    head = {"schemaVersion": 2, "mediaType": MANIFEST, "runner": "mlx"}
+    return {**head, "config": config, "layers": layers}
 
 
 def written(store: Store, document: dict[str, Any]) -> str:
-    raw = json.dumps(document).encode()
-    digest = hashlib.sha256(raw).hexdigest()
-    (store.root / "blobs").mkdir(parents=True, exist_ok=True)
-    (store.root / "blobs" / f"sha256-{digest}").write_bytes(raw)
-    return f"sha256:{digest}"
+    return str(layer_by_hand(store, "", json.dumps(document).encode())["digest"])
 
 
 def reference(store: Store, document: dict[str, Any]) -> dict[str, Any]:
-    return {
-        "mediaType": MANIFEST,
-        "digest": written(store, document),
-        "runner": "mlx",
-        "format": "safetensors",
-    }
+    entry = {"mediaType": MANIFEST, "digest": written(store, document)}
+    return {**entry, "runner": "mlx", "format": "safetensors"}
 
 
 def list_of(*manifests: dict[str, Any]) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 import json
 import math
 import struct
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -57,7 +57,3 @@ def write_sparse_folder(
     index = {"metadata": {"total_size": size}, "weight_map": places}
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))
     return folder
-
-
-def merged(parts: Iterable[Tensors]) -> dict[str, Tensor]:
-    return {name: tensor for part in parts for name, tensor in part.items()}

@@ -78,9 +78,13 @@ def manifest_path(store: Store, name: str) -> Path:
 def link_by_hand(store: Store, name: str, blobs: Mapping[str, bytes]) -> None:
     """Write blobs and a manifest that names them, by layer name, with the standard library only."""
     layers = [layer_by_hand(store, layer, data) for layer, data in blobs.items()]
+    write_manifest(store, name, json.dumps({"schemaVersion": 2, "layers": layers}))
+
+
+def write_manifest(store: Store, name: str, text: str) -> None:
     path = manifest_path(store, name)
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps({"schemaVersion": 2, "layers": layers}))
+    path.write_text(text)
 
 
 def gguf_by_hand(store: Store, name: str, data: bytes, file_type: str) -> None:
@@ -88,21 +92,15 @@ def gguf_by_hand(store: Store, name: str, data: bytes, file_type: str) -> None:
     config = json.dumps({"model_format": "gguf", "file_type": file_type}).encode()
     layers = [layer_by_hand(store, "", data) | {"mediaType": kind}]
     manifest = {"schemaVersion": 2, "config": layer_by_hand(store, "", config), "layers": layers}
-    path = manifest_path(store, name)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(manifest))
+    write_manifest(store, name, json.dumps(manifest))
 
 
 def layer_by_hand(store: Store, name: str, data: bytes) -> dict[str, Any]:
     path = blob_path(store, data)
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(data)
-    return {
-        "mediaType": "application/vnd.ollama.image.tensor",
-        "digest": path.name.replace("-", ":"),
-        "size": len(data),
-        "name": name,
-    }
+    digest = path.name.replace("-", ":")
+    return {"mediaType": TENSOR_MEDIA_TYPE, "digest": digest, "size": len(data), "name": name}
 
 
 def stored_arrays(
@@ -186,7 +184,5 @@ def with_newline_config(store: Store, name: str, other: str) -> Path:
     path.write_bytes(data)
     old = f'"digest":"{manifest.config.digest}","size":{manifest.config.size}'
     new = f'"digest":"{path.name.replace("-", ":")}","size":{len(data)}'
-    place = manifest_path(store, other)
-    place.parent.mkdir(parents=True, exist_ok=True)
-    place.write_text(manifest.raw.decode().replace(old, new))
+    write_manifest(store, other, manifest.raw.decode().replace(old, new))
     return path

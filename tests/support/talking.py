@@ -1,16 +1,12 @@
-"""Talking to models: a small tokenizer, a parrot, and `serve --lm` as a process."""
+"""Talking to models: a small tokenizer, and a parrot."""
 
 import shutil
-import subprocess
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from blobstore.mlx_lm.conversation import Generation
 from blobstore.mlx_lm.sampling_settings import Sampling
-from support.patient import patient
 
 CHAT_TEMPLATE = """\
 {%- for message in messages %}
@@ -85,25 +81,3 @@ class Parrot:
             answer.tokens += 1
             yield piece
         answer.finish_reason = "stop" if answer.text == "ok" else "length"
-
-
-@dataclass(frozen=True, slots=True)
-class Serving:
-    """A server that answers; ``address``: of its models."""
-
-    process: subprocess.Popen[str]
-    address: str
-
-
-@contextmanager
-def serving(store: Path, name: str, *words: str) -> Iterator[Serving]:
-    """Yield `serve --lm` over a store, at a free port."""
-    line = patient("serve", "--lm", name, "--store", str(store), "--port", "0", *words)
-    with subprocess.Popen(line, stdout=subprocess.PIPE, text=True) as process:
-        try:
-            assert process.stdout is not None
-            addresses = [process.stdout.readline().split(" at ")[-1].split()[0] for _ in range(2)]
-            yield Serving(process, addresses[1])
-        finally:
-            process.terminate()
-            process.wait(240)

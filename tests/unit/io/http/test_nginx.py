@@ -32,9 +32,9 @@ def test_ranges_are_of_one_version_of_a_file(nginx: Nginx) -> None:
         path.write_bytes(data + b"x")
         assert isinstance(refusal(lambda: reader.read(len(data) - 4, 4)), CorruptDataError)
     asked = nginx.requests()
-    assert [(request.status, request.range) for request in asked] == [
-        (206, "bytes=0-65535"),
-        (206, f"bytes=65536-{300 * KIB + 7}"),
-        (200, f"bytes={len(data) - 4}-{len(data) - 1}"),  # If-Range did not match
+    assert [(status, one) for status, _, one in asked] == [
+        ("206", "bytes=0-65535"),
+        ("206", f"bytes=65536-{300 * KIB + 7}"),
+        ("200", f"bytes={len(data) - 4}-{len(data) - 1}"),  # If-Range did not match
     ]
-    assert len({request.connection for request in asked}) == 1
+    assert len({connection for _, connection, _ in asked}) == 1
