@@ -15,7 +15,7 @@ from support.weights import BF16, DTYPES, F32, KERNELS, assert_same_parts, rando
 
 import blobstore
 from blobstore import QuantizedArray, errors
-from blobstore.formats.dtypes import Quantization, QuantType
+from blobstore.formats.dtypes import QuantType
 
 Array = np.ndarray[Any, Any]
 
@@ -106,43 +106,33 @@ def test_what_can_not_be_quantized_is_a_usage_error(
         blobstore.quantize(array, quant_type, **options)
 
 
-def test_a_dtype_that_safetensors_does_not_have_is_an_unsupported_source() -> None:
+def test_unknown_dtypes_of_weights_and_values() -> None:
     for array in (np.full((2, 64), "1"), np.ones((2, 64), np.complex128)):
         with pytest.raises(errors.UnsupportedSourceError, match="safetensors"):
             blobstore.quantize(array, "int4")
-
-
-@pytest.mark.parametrize("dtype", [None, np.float32, "float64", ""])
-def test_values_of_another_dtype_are_a_usage_error(dtype: Any) -> None:
-    with pytest.raises(errors.UsageError, match=r"dtype|values"):
-        blobstore.dequantize(INT4, dtype)
+    dtypes: list[Any] = [None, np.float32, "float64", ""]
+    for dtype in dtypes:
+        with pytest.raises(errors.UsageError, match=r"dtype|values"):
+            blobstore.dequantize(INT4, dtype)
 
 
 @pytest.mark.parametrize(
-    ("whole", "changes"),
+    ("whole", "changes", "says"),
     [
-        (INT4, {"bias": None}),
-        (INT4, {"bias": np.asarray(INT4.bias)[:, :1]}),
-        (INT4, {"global_scale": np.ones(1, np.float32)}),
-        (NVFP4, {"bias": NVFP4.scale}),
-        (NVFP4, {"global_scale": np.ones((1, 1), np.float32)}),
+        (INT4, {"bias": None}, "do not fit"),
+        (INT4, {"bias": np.asarray(INT4.bias)[:, :1]}, "do not fit"),
+        (INT4, {"global_scale": np.ones(1, np.float32)}, "do not fit"),
+        (NVFP4, {"bias": NVFP4.scale}, "do not fit"),
+        (NVFP4, {"global_scale": np.ones((1, 1), np.float32)}, "do not fit"),
+        (NVFP4, {"weight": NVFP4.weight[:, :5], "scale": NVFP4.scale[:, :2]}, "groups of 16"),
+        (NVFP4, {"weight": NVFP4.weight[:, :1], "scale": NVFP4.scale[:, :0]}, "groups of 16"),
     ],
 )
 def test_parts_that_do_not_fit_each_other_are_a_usage_error(
-    whole: QuantizedArray[Array], changes: dict[str, Any]
+    whole: QuantizedArray[Array], changes: dict[str, Any], says: str
 ) -> None:
-    with pytest.raises(errors.UsageError, match="do not fit"):
+    with pytest.raises(errors.UsageError, match=says):
         blobstore.dequantize(replace(whole, **changes))
-
-
-def test_parts_whose_groups_do_not_divide_their_rows_are_refused() -> None:
-    for words in (1, 5):  # groups of 16 take two
-        scale = np.ones((2, words // 2), np.uint8)
-        quantization = Quantization(QuantType.NVFP4, 16)
-        weight = np.zeros((2, words), np.uint32)
-        parts: QuantizedArray[Array] = QuantizedArray(weight, scale, None, None, quantization)
-        with pytest.raises(errors.UsageError, match="groups of 16"):
-            blobstore.dequantize(parts)
 
 
 SIZES = st.sampled_from([0, 1, 2, 7, 8, 16, 32, 64])

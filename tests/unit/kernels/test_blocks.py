@@ -93,21 +93,19 @@ def test_runs_have_the_bits_of_the_whole_and_nothing_around_them_is_written(
     stack: tuple[int, int, int], kernel: kernels.Kernel
 ) -> None:
     _, rows, cols = stack
-    for dtype in DTYPES:
-        codes, scales, expected = stacked(stack, dtype)
-        near = {start + by for start in (0, cols, 128 * cols, rows * cols) for by in (-1, 0, 1, 33)}
-        ends = sorted(end for end in near if 0 <= end <= codes.size)
-        spans = [(0, codes.size), *pairwise(ends), (ends[0], ends[-1])]
-        buffer = np.empty(2 * (codes.size + 128), np.uint8)
-        for start, stop in spans:
-            buffer.fill(0x55)
-            out = buffer.view(BF16)[64 : 64 + stop - start]
-            run = BlockRun(rows=rows, cols=cols, first=start, count=stop - start)
-            needed = scales[run.scales.start : run.scales.stop]
-            kernels.decode_blocks_into(codes[start:stop], needed, out, run, kernel=kernel)
-            np.testing.assert_array_equal(raw(out), expected[start:stop], f"{start}:{stop}")
-            assert (buffer[:128] == 0x55).all()
-            assert (buffer[128 + 2 * (stop - start) :] == 0x55).all()
+    codes, scales, expected = stacked(stack, DTYPES[cols % 3])
+    near = {start + by for start in (0, cols, 128 * cols, rows * cols) for by in (-1, 0, 1, 33)}
+    ends = sorted(end for end in near if 0 <= end <= codes.size)
+    buffer = np.empty(2 * (codes.size + 128), np.uint8)
+    for start, stop in [(0, codes.size), *pairwise(ends), (ends[0], ends[-1])]:
+        buffer.fill(0x55)
+        out = buffer.view(BF16)[64 : 64 + stop - start]
+        run = BlockRun(rows=rows, cols=cols, first=start, count=stop - start)
+        needed = scales[run.scales.start : run.scales.stop]
+        kernels.decode_blocks_into(codes[start:stop], needed, out, run, kernel=kernel)
+        np.testing.assert_array_equal(raw(out), expected[start:stop], f"{start}:{stop}")
+        assert (buffer[:128] == 0x55).all()
+        assert (buffer[128 + 2 * (stop - start) :] == 0x55).all()
 
 
 @any_kernel
@@ -139,20 +137,17 @@ def test_tables_and_whole_numbers(kernel: kernels.Kernel, dtype: Any) -> None:
 
 
 # A matrix, a row, groups of one row, blocks of several rows, those cut at both edges, one value.
-BLOCKS = [(257, 300), (1, 300), (1, 32), (1, 100), (3, 1), (16, 64), (100, 7), (1, 1)]
+BLOCKS = [(67, 150), (1, 150), (1, 32), (1, 100), (3, 1), (16, 64), (50, 7), (1, 1)]
 
 
 @any_kernel
 @pytest.mark.parametrize("block", BLOCKS, ids=str)
-@pytest.mark.parametrize("code", CODES, ids=str)
-def test_blocks_of_other_shapes(
-    code: DType, block: tuple[int, int], kernel: kernels.Kernel
-) -> None:
+def test_blocks_of_other_shapes(block: tuple[int, int], kernel: kernels.Kernel) -> None:
     """Whole runs, and runs that begin and end anywhere, in pieces of few scales."""
-    rows, cols = 257, 300
-    codes, scales, expected = stacked((2, rows, cols), F32, code, block)
-    form: Any = {"block_rows": block[0], "block_cols": block[1], "dtype": code}
-    for first, stop in ((0, codes.size), (1, 40), (299, 301), (12_345, 98_765)):
+    rows, cols = 67, 150
+    codes, scales, expected = stacked((2, rows, cols), F32, DType.F8_E5M2, block)
+    form: Any = {"block_rows": block[0], "block_cols": block[1], "dtype": DType.F8_E5M2}
+    for first, stop in ((0, codes.size), (1, 40), (149, 151), (1234, 18_765)):
         run = BlockRun(rows=rows, cols=cols, first=first, count=stop - first, **form)
         for piece in (run, *run.pieces(300)):
             end = piece.first + piece.count
@@ -195,12 +190,12 @@ def test_a_run_that_can_not_be_is_refused(changes: dict[str, Any], message: str)
 
 
 U8 = np.uint8
-RUN = BlockRun(rows=300, cols=200, first=0, count=300)  # two rows of the first blocks
+BUFFER = np.zeros(900, U8)
 FITS: dict[str, Any] = {
-    "codes": np.zeros(300, U8),
+    "codes": BUFFER[:300],
     "scales": np.ones(2, F32),
-    "out": np.zeros(300, BF16),
-    "run": RUN,
+    "out": BUFFER[300:].view(BF16),
+    "run": BlockRun(rows=300, cols=200, first=0, count=300),  # two rows of the first blocks
 }
 
 
@@ -215,16 +210,10 @@ FITS: dict[str, Any] = {
         ({"scales": np.ones(1, F32)}, r"of shape \[1\], not"),
         ({"out": np.zeros(299, BF16)}, r"out is bfloat16 of shape \[299\]"),
         ({"out": np.frombuffer(bytes(600), BF16)}, "out is read-only"),
+        ({"out": BUFFER[298:898].view(BF16)}, "shares memory"),
     ],
 )
 def test_what_does_not_fit(changes: dict[str, Any], message: str) -> None:
     kernels.decode_blocks_into(**FITS)
     with pytest.raises(UsageError, match=message):
         kernels.decode_blocks_into(**{**FITS, **changes})
-
-
-def test_values_are_not_written_over_what_they_are_made_of() -> None:
-    buffer, scales = np.zeros(900, U8), np.ones(2, F32)
-    kernels.decode_blocks_into(buffer[:300], scales, buffer[300:].view(BF16), RUN)
-    with pytest.raises(UsageError, match="shares memory"):
-        kernels.decode_blocks_into(buffer[:300], scales, buffer[298:898].view(BF16), RUN)

@@ -67,14 +67,8 @@ def test_columns_in_any_groups(kernel: kernels.Kernel, dtype: Any) -> None:
 
 def test_arguments_that_do_not_fit_are_refused() -> None:
     words, codes = np.zeros((2, 3), np.uint32), np.zeros((2, 4), np.uint8)
-    for bits, used, wide in (
-        (9, 32, 8),
-        (5, 32, 4),
-        (0, 32, 8),
-        (3, 33, 8),
-        (8, 24, 8),
-        (2, 32, 2),
-    ):
+    layouts = (9, 32, 8), (5, 32, 4), (0, 32, 8), (3, 33, 8), (8, 24, 8), (2, 32, 2)
+    for bits, used, wide in layouts:
         with pytest.raises(ValueError, match=r"layout|bits"):
             _native.widen(words, bits, used, wide, np.zeros((2, 1), np.uint32))
     scales, out = np.zeros((2, 3), np.float32), np.zeros(8, np.float32).view(np.uint32)
@@ -83,9 +77,6 @@ def test_arguments_that_do_not_fit_are_refused() -> None:
         given = codes, groups, scales[:rows], scales[:rows]
         with pytest.raises(ValueError, match=r"group|size"):
             _native.dequantize_columns("plain", "F32", *given, True, out)
-
-
-def test_rows_of_another_size_are_refused() -> None:
     lines = np.zeros((9, 3), np.uint32)
     for square, shape in ((1, (3, 8)), (1, (9, 3)), (8, (24, 1)), (8, (3, 2)), (4, (12, 3))):
         with pytest.raises(ValueError, match=r"rows|turned"):

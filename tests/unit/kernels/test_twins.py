@@ -92,13 +92,11 @@ def test_random_weights_and_edges(quant_type: str, group_size: int) -> None:
     factors: list[dict[str, Any]] = [{}, {"global_scale": True}][: 1 + (quant_type == "nvfp4")]
     alike = partial(assert_quantized_alike, quant_type=quant_type, group_size=group_size)
     for dtype in DTYPES if (quant_type, group_size) in DEFAULTS else [BF16]:
-        for weights in (random_weights(dtype, 9, 384), edge_weights(dtype)):
-            importance = random_importance(weights.shape[1])
-            for factor in factors:
+        usual, edges = random_weights(dtype, 9, 384), edge_weights(dtype)
+        for factor in factors:
+            for weights, importance in ((usual, random_importance(384)), (edges, None)):
                 assert_read_alike(alike(weights, **factor), weights)
-                alike(weights, method="search", **factor)
-                searched = alike(weights, method="search", importance=importance, **factor)
-                assert_read_alike(searched, weights)
+                alike(weights, method="search", importance=importance, **factor)
 
 
 @any_default
@@ -107,9 +105,7 @@ def test_few_groups(quant_type: str, group_size: int) -> None:
         dtype = DTYPES[groups % 3]
         weights = shaped_groups(dtype, groups, group_size, seed=(groups,))
         for method in kernels.METHODS:
-            assert_read_alike(
-                assert_quantized_alike(weights, quant_type, group_size, method=method), weights
-            )
+            assert_quantized_alike(weights, quant_type, group_size, method=method)
 
 
 @any_default
@@ -128,11 +124,12 @@ def test_runs_that_start_in_any_column(quant_type: str, group_size: int) -> None
 @pytest.mark.parametrize("quant_type", ["int4", "int8"])
 def test_16_bit_scales_and_biases_of_any_bits(quant_type: str) -> None:
     kind = QuantType(quant_type)
-    words = np.random.default_rng(0).integers(0, 2**32, (32, 256 * kind.bits), dtype=np.uint32)
     for dtype, every in ((BF16, BF16), (F16, F16), (F32, BF16)):
         with np.errstate(invalid="ignore"):  # signalling NaNs
-            scales = every_16_bit_value(every).reshape(256, 256)[::8].astype(dtype)
-        biases = np.ascontiguousarray(scales[::-1, ::-1])
+            scales = every_16_bit_value(every)[None, ::31].astype(dtype)
+        shape = 1, scales.size * kind.bits
+        words = np.random.default_rng(0).integers(0, 2**32, shape, dtype=np.uint32)
+        biases = np.ascontiguousarray(scales[:, ::-1])
         assert_read_alike(QuantizedArray(words, scales, biases, None, Quantization(kind, 32)))
 
 
