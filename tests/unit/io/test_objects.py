@@ -51,19 +51,13 @@ def test_ranges_are_of_one_version(bucket: Bucket) -> None:
     error_of(LimitExceededError, lambda: bucket.get("f", limit=3))
 
 
-def test_keys_stay_in_the_prefix(bucket: Bucket) -> None:
+def test_keys_addresses_and_settings_are_checked(bucket: Bucket) -> None:
     for key in ("", "../x", "a//b", "/a", "a/./b"):
         error_of(UsageError, partial(bucket.get, key))
-
-
-def test_addresses_and_settings_are_checked() -> None:
     for address in ("s3://", "s3:///x", "s3://a/../b", "ftp://x/y", "az://?x", "s3://u@b"):
         error_of(UsageError, partial(open_bucket, address))
     assert "bogus" in error_of(UsageError, lambda: open_bucket("s3://b", {"bogus": "1"})).message
     assert "Account" in error_of(UsageError, lambda: open_bucket("az://b")).message
-
-
-def test_http_needs_to_be_allowed_but_on_this_machine() -> None:
     keys = {"access_key_id": "k", "secret_access_key": SECRET}
     far = open_bucket("s3://b", keys | {"endpoint": "http://192.0.2.1:9"})
     assert "http" in error_of(UsageError, lambda: far.get("x")).message

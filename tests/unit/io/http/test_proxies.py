@@ -13,7 +13,6 @@ from blobstore.io.http.web_addresses import Proxy, WebAddress
 from .conftest import CERTIFICATE, RETRY_POLICY, tls_server
 from .test_client import failure, get
 
-LOGIN_TEXT = "user:p%40%3A@"
 LOGIN = "Basic dXNlcjpwQDo="
 
 
@@ -39,13 +38,11 @@ def test_which_proxy(url: str, proxies: Mapping[str, str], expected: str | None)
     assert (None if proxy is None else proxy.address.place) == expected
 
 
-@pytest.mark.parametrize(
-    "text", ["socks5://u:secret@p:1080", "https://u:secret@p", "http://u:secret@"]
-)
-def test_a_proxy_that_is_not_http_is_refused_without_its_login(text: str) -> None:
-    with pytest.raises(UsageError, match="not the address of an http proxy") as error:
-        Proxy.of(WebAddress.parse("https://a.test/"), {"https": text})
-    assert "secret" not in str(error.value)
+def test_a_proxy_that_is_not_http_is_refused_without_its_login() -> None:
+    for text in ("socks5://u:secret@p:1080", "https://u:secret@p", "http://u:secret@"):
+        with pytest.raises(UsageError, match="not the address of an http proxy") as error:
+            Proxy.of(WebAddress.parse("https://a.test/"), {"https": text})
+        assert "secret" not in str(error.value)
 
 
 def through(
@@ -86,22 +83,16 @@ def test_what_goes_wrong_at_a_proxy() -> None:
         assert f"proxy {proxy.address} can't be reached" in str(failure(client, "http://a.test/"))
 
 
-@pytest.mark.parametrize(
-    ("there", "reason"),
-    [
-        ("http://127.0.0.1:9/", "private network"),
-        ("http://127.1/", "private network"),
-        ("http://metadata/", "private network"),
-        ("http://metadata.google.internal/", "private network"),
-        ("http://169.254.169.254/", "private network"),
-        ("http://other.test/", "answers 403"),
-    ],
-)
-def test_public_redirects_to_nothing_private(there: str, reason: str, server: Server) -> None:
-    server.play(redirect(there))
+def test_public_redirects_to_nothing_private(server: Server) -> None:
+    hosts = ("127.0.0.1:9", "127.1", "metadata", "metadata.google.internal", "169.254.169.254")
     with web_proxy({"files.test": server.port}) as proxy, through(proxy, "") as client:
-        assert reason in str(failure(client, "http://files.test/"))
-        assert proxy.asked[1:] == ([f"GET {there}"] if reason == "answers 403" else [])
+        for host in hosts:
+            server.play(redirect(f"http://{host}/"))
+            assert "private network" in str(failure(client, "http://files.test/"))
+        server.play(redirect("http://other.test/"))
+        assert "answers 403" in str(failure(client, "http://files.test/"))
+        asked = ["GET http://files.test/"] * (len(hosts) + 1)
+        assert proxy.asked == [*asked, "GET http://other.test/"]
 
 
 def test_a_token_is_not_sent_in_the_clear_to_a_public_name() -> None:

@@ -82,9 +82,13 @@ def test_credentials_stay_with_their_origin(before: str, after: str, kept: bool)
     assert "secret" not in repr(start)
 
 
-def test_no_redirect_from_https_to_http() -> None:
-    target = RequestTarget(WebAddress.parse("https://h/a"))
-    assert refusal(lambda: redirect_target(target, "http://h/a", from_public=False)).rule == "R2"
+def test_where_a_redirect_may_lead() -> None:
+    """Not from https to http, nor from public to private, however many are between."""
+    start = RequestTarget(WebAddress.parse("https://h/a"))
+    assert refusal(lambda: redirect_target(start, "http://h/a", from_public=False)).rule == "R2"
+    target = redirect_target(start, "/b", from_public=True)
+    assert target.public_only
+    assert redirect_target(target, "/c", from_public=False).public_only
 
 
 def test_a_token_is_for_the_first_origin_only(server: Server, other_server: Server) -> None:
@@ -155,13 +159,6 @@ def test_no_server_may_redirect_to_a_link_local_address(
     server.play(redirect(f"http://{host}/latest/meta-data"))
     with public() as client:
         assert "link-local" in str(refusal(lambda: get(client, server.url)))
-
-
-def test_what_was_public_stays_public() -> None:
-    """A private address may not follow after a public one, however many redirects are between."""
-    target = redirect_target(RequestTarget(WebAddress.parse("https://h/")), "/b", from_public=True)
-    assert target.public_only
-    assert redirect_target(target, "/c", from_public=False).public_only
 
 
 def test_a_name_that_moves_a_moment_later(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -98,16 +98,12 @@ def test_a_file_that_ends_too_early_is_an_error(server: Server, remote: Remote) 
     assert isinstance(refusal(lambda: remote.open(server.url)), RemoteError)
 
 
-@pytest.mark.parametrize(
-    ("said", "size"), [("1-65/66", 66), ("0-65/66", 50), ("0-65/66", 80), ("65-0/66", 66)]
-)
-def test_a_part_that_brings_other_bytes_than_it_says_is_refused(
-    said: str, size: int, server: Server, remote: Remote
-) -> None:
+def test_a_part_that_brings_other_bytes_than_it_says(server: Server, remote: Remote) -> None:
     """Without a Content-Length only the Content-Range says which bytes they are."""
-    begin = head(206, f"Content-Range: bytes {said}", CHUNKED)
-    server.play([*in_chunks(begin, SMALL[:size]), KEEP_ALIVE])
-    assert refusal(lambda: remote.open(server.url)).rule == "R1"
+    for said, size in (("1-65/66", 66), ("0-65/66", 50), ("0-65/66", 80), ("65-0/66", 66)):
+        begin = head(206, f"Content-Range: bytes {said}", CHUNKED)
+        server.play([*in_chunks(begin, SMALL[:size]), KEEP_ALIVE])
+        assert refusal(lambda: remote.open(server.url)).rule == "R1"
 
 
 # Ranges into memory
