@@ -58,29 +58,22 @@ def mlx_settings(quantization: dict[str, Any]) -> Any:
     return settings.mlx_quantization
 
 
-@pytest.mark.parametrize(
-    ("module", "sizes"),
-    [
+def test_settings_without_sizes_are_the_modes() -> None:
+    modules: list[tuple[dict[str, Any], tuple[int, int]]] = [
         ({"bits": 8}, (64, 8)),  # RWKV-7's predicate
         ({"group_size": None, "bits": 4, "mode": "affine"}, (64, 4)),  # without --q-group-size
         ({"mode": "mxfp8"}, (32, 8)),
         ({"mode": "nvfp4", "group_size": None}, (16, 4)),
-    ],
-)
-def test_settings_without_sizes_are_the_modes(
-    module: dict[str, Any], sizes: tuple[int, int]
-) -> None:
-    found = mlx_settings({"group_size": 32, "bits": 4, "a": module}).of("a")
-    assert (found.group_size, found.bits) == sizes
+    ]
+    for module, sizes in modules:
+        found = mlx_settings({"group_size": 32, "bits": 4, "a": module}).of("a")
+        assert (found.group_size, found.bits) == sizes
 
 
 def test_settings_of_all_modules_have_sizes() -> None:
+    whole = {"group_size": 64, "bits": 4}
     odd = {"model.head": {"group_size": 64, "bits": 7}}
-    for sizes in (
-        {"bits": 4},
-        {"group_size": "64", "bits": 4},
-        {"group_size": 64, "bits": 4} | odd,
-    ):
+    for sizes in ({"bits": 4}, whole | {"group_size": "64"}, whole | odd):
         with pytest.raises(DocumentError, match="Q1"):
             mlx_settings(sizes)
 

