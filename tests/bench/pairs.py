@@ -105,17 +105,17 @@ blobstore.import_model(source, "m", store=blobstore.open_store(sys.argv[3]), qua
 @contextmanager
 def fetched(python: str, at: Places) -> Iterator[Line]:
     """Import from nginx on loopback, over TLS."""
-    with nginx(at.work / "nginx", at.source, gzip=False, tls=True) as server:
-        yield [python, "-c", FETCHED, f"{server.url}/", CERTIFICATE, "target"]
+    with nginx(at.work / "nginx", at.source, gzip=False, tls=True) as url:
+        yield [python, "-c", FETCHED, f"{url}/", CERTIFICATE, "target"]
 
 
 @contextmanager
 def downloaded(python: str, at: Places) -> Iterator[Line]:
     """Download from a stand-in for the Hub on loopback, and convert."""
-    with nginx(at.work / "nginx", at.source, gzip=False) as store, server() as hub:
+    with nginx(at.work / "nginx", at.source, gzip=False) as files, server() as hub:
 
         def signer(file: RepositoryFile) -> str:
-            return f"{store.url}/{file.name}"
+            return f"{files}/{file.name}"
 
         hub.play(HubStandIn(repository_files(at.source), signer))
         here = at.work / "downloaded"

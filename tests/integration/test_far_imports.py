@@ -34,8 +34,8 @@ def serving(place: str, work: Path, sources: dict[str, Path]) -> Iterator[Opener
         (work / "root").mkdir(parents=True)
         for name, folder in sources.items():
             (work / "root" / name).symlink_to(folder)
-        with nginx(work / "nginx", work / "root") as server:
-            yield lambda name: open_folder(f"{server.url}/{name}")
+        with nginx(work / "nginx", work / "root") as url:
+            yield lambda name: open_folder(f"{url}/{name}")
     elif place == "hub":
         with ExitStack() as stack:
             rigs = {

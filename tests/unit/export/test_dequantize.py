@@ -48,7 +48,6 @@ def assert_dequantized(store: Store, folder: Path, dtype: str, names: set[str]) 
     ("quant", "dtype", "experts"),
     [
         (None, "float16", "packed"),
-        ("int4", "float32", "stacked"),
         ("nvfp4", "float32", "stacked"),
         ("mxfp4", "bfloat16", "packed"),
     ],

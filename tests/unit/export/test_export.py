@@ -51,10 +51,7 @@ def test_an_index_that_is_not_right_any_more_is_made_again(store: Store, tmp_pat
     assert index["metadata"]["total_size"] == sum(len(data) for _, _, data in tensors.values())
 
 
-@pytest.mark.parametrize(
-    ("quant", "experts"),
-    [(None, "packed"), ("int4", "stacked"), ("nvfp4", "packed"), ("mxfp8", "stacked")],
-)
+@pytest.mark.parametrize(("quant", "experts"), [(None, "packed"), ("mxfp8", "stacked")])
 def test_an_import_of_the_export_stores_the_same_blobs(
     store: Store, tmp_path: Path, quant: str | None, experts: str
 ) -> None:
@@ -73,16 +70,10 @@ def test_the_ollama_profile_keeps_its_stacks(store: Store, tmp_path: Path) -> No
     source = write_checkpoint(tmp_path / "in", exports.mixture_tensors())
     blobstore.import_model(source, "m", store=store, quant="int4", profile="ollama")
     exports.imported_again(store, "m", tmp_path / "out", profile="ollama")
-    with (
-        blobstore.open_model("m", store=store) as old,
-        blobstore.open_model("again", store=store) as new,
-    ):
-        assert old.keys() == new.keys()
-        assert all(
-            bits_of_parts(old[name].numpy()) == bits_of_parts(new[name].numpy())
-            for name in old
-            if old[name].quant_type
-        )
+    old, new = (blobstore.open_model(name, store=store) for name in ("m", "again"))
+    assert old.keys() == new.keys()
+    for name in (name for name in old if old[name].quant_type):
+        assert bits_of_parts(old[name].numpy()) == bits_of_parts(new[name].numpy())
     assert "model.layers.0.mlp.experts.up_proj.weight" in exports.raw_tensors(tmp_path / "out")
     assert exports.metadata_of(tmp_path / "out" / "model.safetensors")["format"] == "pt"
     with pytest.raises(UsageError, match="that the model was imported from are not known"):
@@ -149,19 +140,13 @@ def test_one_file_without_documents_and_ambiguous_names(store: Store, tmp_path: 
         assert exports.metadata_of(out / name) == {}
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"format": "gguf"},
-        {"dequantize": "int8"},
-        {"dequantize": DType.U8},
-        {"max_shard_size": "5GB"},
-        {"format": "mlx", "max_shard_size": "source"},
-        {"jobs": 0},
-    ],
-)
-def test_wrong_options(store: Store, tmp_path: Path, options: dict[str, Any]) -> None:
-    blobstore.import_model(PYCODE, "m", store=store)
-    with pytest.raises(UsageError):
-        blobstore.export_model("m", tmp_path / "out", store=store, **options)
+def test_wrong_options(store: Store, tmp_path: Path) -> None:
+    blobstore.import_model(write_checkpoint(tmp_path / "in"), "m", store=store)
+    wrong: list[dict[str, Any]] = [
+        *({"format": "gguf"}, {"dequantize": "int8"}, {"dequantize": DType.U8}, {"jobs": 0}),
+        *({"max_shard_size": "5GB"}, {"format": "mlx", "max_shard_size": "source"}),
+    ]
+    for options in wrong:
+        with pytest.raises(UsageError):
+            blobstore.export_model("m", tmp_path / "out", store=store, **options)
     assert not (tmp_path / "out").exists()

@@ -107,9 +107,7 @@ def test_the_state_is_written_the_same_way_everywhere() -> None:
     for length in (0, 39, 41):
         with pytest.raises(ValueError, match="another length"):
             Sha256.resumed(bytes(length))
-
-
-def test_more_than_four_gigabytes_have_a_length_of_64_bits() -> None:
+    # More than four gigabytes have a length of 64 bits.
     long, short = (bytes(range(32)) + size.to_bytes(8, "big") for size in (2**32 * 64, 64))
     assert Sha256.resumed(long).digest() != Sha256.resumed(short).digest()
 

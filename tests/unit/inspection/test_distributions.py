@@ -32,11 +32,8 @@ def test_values_and_codes_when_quantized(store: Store, tmp_path: Path, kind: Qua
     source = write_checkpoint(tmp_path / "s")
     blobstore.import_model(source, "m", store=store, quant=str(kind), rules=[f"{UP}={kind}"])
     with open_model("m", store=store) as model:
-        found, parts, values = (
-            distribution_of(model[UP]),
-            model[UP].numpy(),
-            model[UP].dequantize(),
-        )
+        tensor = model[UP]
+        found, parts, values = distribution_of(tensor), tensor.numpy(), tensor.dequantize()
     assert isinstance(parts, QuantizedArray)
     assert (found.size, found.read, found.is_sample) == (values.size, values.size, False)
     assert (found.values.low, found.values.high) == (values.min(), values.max())

@@ -81,25 +81,22 @@ def test_an_index_of_too_many_files(tmp_path: Path) -> None:
         inspect(tmp_path)
 
 
-@pytest.mark.parametrize(
-    ("name", "file", "kind", "says"),
-    [
-        ("ghost", SHARD, errors.CorruptDataError, "'ghost'"),
-        ("layers.3.weight", None, errors.CorruptDataError, r"layers\.3\.weight"),
-        ("x", "../x.safetensors", errors.DocumentError, "I1"),
-        ("x", "absent.safetensors", errors.NotFoundError, "absent.safetensors"),
-    ],
-)
-def test_an_index_that_does_not_fit_its_shards_is_refused(
-    tmp_path: Path, name: str, file: str | None, kind: type[errors.BlobStoreError], says: str
-) -> None:
+WRONG: list[tuple[str, str | None, type[errors.BlobStoreError], str]] = [
+    ("ghost", SHARD, errors.CorruptDataError, "'ghost'"),
+    ("layers.3.weight", None, errors.CorruptDataError, r"layers\.3\.weight"),
+    ("x", "../x.safetensors", errors.DocumentError, "I1"),
+    ("x", "absent.safetensors", errors.NotFoundError, "absent.safetensors"),
+]
+
+
+def test_an_index_that_does_not_fit_its_shards_is_refused(tmp_path: Path) -> None:
     folder = write_sparse_folder(tmp_path, TENSORS, shards=2)
-    index = json.loads((folder / INDEX).read_text())
-    places = {**index["weight_map"], name: file}
-    index["weight_map"] = {name: file for name, file in places.items() if file is not None}
-    (folder / INDEX).write_text(json.dumps(index))
-    with pytest.raises(kind, match=says):
-        inspect(folder)
+    weight_map = json.loads((folder / INDEX).read_text())["weight_map"]
+    for name, file, kind, says in WRONG:
+        places = {name: file for name, file in {**weight_map, name: file}.items() if file}
+        (folder / INDEX).write_text(json.dumps({"weight_map": places}))
+        with pytest.raises(kind, match=says):
+            inspect(folder)
 
 
 def test_damaged_files_are_refused_by_rule(tmp_path: Path) -> None:

@@ -70,17 +70,17 @@ def test_empty_tensors(store: Store, tmp_path: Path) -> None:
     assert (tensor.type_name, tensor.quantized, tensor.errors.count) == ("int4", True, 0)
 
 
-@pytest.mark.parametrize(("kind", "place"), [(BF16, 0), (ml_dtypes.float8_e4m3fn, -1)])
 def test_a_byte_that_differs_in_an_unquantized_tensor_is_corrupt(
-    store: Store, tmp_path: Path, kind: Any, place: int
+    store: Store, tmp_path: Path
 ) -> None:
     data = np.zeros(2**20 + 8, np.uint8)
-    other = data.copy()
-    other[place] = 1
-    stored, source = ({"n": array.view(kind), "a": data[:9]} for array in (data, other))
-    with pytest.raises(CorruptDataError, match="'n'") as caught:
-        measured(store, tmp_path, stored, source)
-    assert caught.value.tensor == "n"
+    for kind, place in ((BF16, 0), (ml_dtypes.float8_e4m3fn, -1)):
+        other = data.copy()
+        other[place] = 1
+        stored, source = ({"n": array.view(kind), "a": data[:9]} for array in (data, other))
+        with pytest.raises(CorruptDataError, match="'n'") as caught:
+            measured(store, tmp_path, stored, source)
+        assert caught.value.tensor == "n"
 
 
 def test_conversions_to_another_dtype_are_measured(store: Store, tmp_path: Path) -> None:
@@ -93,21 +93,16 @@ def test_conversions_to_another_dtype_are_measured(store: Store, tmp_path: Path)
     assert (tensor.errors.rmse, tensor.errors.max_error) == (0, 0)
 
 
-@pytest.mark.parametrize(
-    ("source", "kind"),
-    [
+def test_another_checkpoint_is_refused_by_name(store: Store, tmp_path: Path) -> None:
+    others: list[tuple[dict[str, Array], type[BlobStoreError]]] = [
         ({"other.weight": normal("x", 32, 64)}, TensorNotFoundError),
         ({W: normal("x", 64, 32)}, UnsupportedSourceError),
         ({W: np.zeros((32, 64), np.int32)}, UnsupportedSourceError),
-    ],
-    ids=["name", "shape", "I32"],
-)
-def test_another_checkpoint_is_refused_by_name(
-    store: Store, tmp_path: Path, source: dict[str, Array], kind: type[BlobStoreError]
-) -> None:
-    with pytest.raises(kind, match=r"x\.weight") as caught:
-        measured(store, tmp_path, {W: normal("x", 32, 64)}, source, quant="int4")
-    assert (caught.value.tensor, caught.value.model) == (W, "m:latest")
+    ]
+    for source, kind in others:
+        with pytest.raises(kind, match=r"x\.weight") as caught:
+            measured(store, tmp_path, {W: normal("x", 32, 64)}, source, quant="int4")
+        assert (caught.value.tensor, caught.value.model) == (W, "m:latest")
 
 
 def test_missing_models_and_sources(store: Store, tmp_path: Path) -> None:
@@ -145,10 +140,7 @@ def test_a_source_that_changes_while_it_is_read_is_an_error(store: Store, tmp_pa
     blobstore.import_model(file.parent, "m", store=store, quant="int4")
     with pytest.raises(CorruptDataError, match=r"model\.safetensors"):
         blobstore.measure_quality(
-            *("m", file.parent),
-            store=store,
-            jobs=1,
-            progress=lambda *_: file.write_bytes(file.read_bytes()),
+            "m", file.parent, store=store, progress=lambda *_: file.write_bytes(file.read_bytes())
         )
     assert not open_files(tmp_path)
 

@@ -15,23 +15,16 @@ from blobstore.model.facts import Runs
 
 def test_what_fits_runs() -> None:
     verdict = check_plan(blobstore.plan_import(PYCODE_MOE, quant="int4", experts="stacked"))
-    assert (verdict.runs, verdict.version, verdict.reason) == (
-        Runs.YES,
-        mlx_lm.__version__,
-        "checked",
-    )
+    found = verdict.runs, verdict.version, verdict.reason
+    assert found == (Runs.YES, mlx_lm.__version__, "checked")
 
 
-def test_what_does_not_fit_is_told(tmp_path: Path) -> None:
-    folder = write_checkpoint(
-        tmp_path / "in", config=json.loads((PYCODE / "config.json").read_text())
-    )
+def test_what_does_not_fit_is_told_and_without_a_tokenizer_the_tables_word(tmp_path: Path) -> None:
+    config = json.loads((PYCODE / "config.json").read_text())
+    folder = write_checkpoint(tmp_path / "in", config=config)
+    plan = blobstore.plan_import(folder)
+    assert [check_plan(plan)] == [one for one in plan.runs_in if one.runtime == "mlx-lm"]
     shutil.copy(PYCODE / "tokenizer.json", folder)
     verdict = check_plan(blobstore.plan_import(folder))
     assert verdict.runs is Runs.NO
     assert verdict.reason.startswith("mlx-lm's network needs 'model.layers.0.")
-
-
-def test_without_a_tokenizer_it_is_the_tables_word(tmp_path: Path) -> None:
-    plan = blobstore.plan_import(write_checkpoint(tmp_path / "in"))
-    assert [check_plan(plan)] == [one for one in plan.runs_in if one.runtime == "mlx-lm"]

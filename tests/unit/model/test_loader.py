@@ -2,6 +2,7 @@
 
 import resource
 from collections.abc import Iterator, Mapping
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.numpy import load_file
-from support import PYCODE, PYCODE_MOE
+from support import PYCODE
 from support.arrays import bits, bits_of_parts, plain
 from support.checkpoints import (
     normal,
@@ -177,7 +178,6 @@ def test_a_model_may_have_more_blobs_than_a_process_may_have_files_open(store: S
             resource.setrlimit(resource.RLIMIT_NOFILE, before)
 
 
-EXPERTS = "model.layers.0.mlp.experts.up_proj.weight"
 EVERY_DTYPE: dict[str, Array] = {
     "bf16": normal("bf16", 4, 6),
     "f16": normal("f16", 4, 6, dtype=np.float16),
@@ -188,24 +188,6 @@ EVERY_DTYPE: dict[str, Array] = {
     "scalar": np.array(3.5, np.float32),
     "empty_bf16": normal("e", 3, 0),
 }
-
-
-@pytest.fixture(scope="module")
-def dense(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Model]:
-    """The small dense model in int4."""
-    store = open_store(tmp_path_factory.mktemp("dense"))
-    blobstore.import_model(PYCODE, "m", store=store, quant="int4")
-    with blobstore.open_model("m", store=store) as model:
-        yield model
-
-
-@pytest.fixture(scope="module")
-def stacked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Model]:
-    """The small mixture of experts, stacked to rank 3, in mxfp8."""
-    store = open_store(tmp_path_factory.mktemp("stacked"))
-    blobstore.import_model(PYCODE_MOE, "m", store=store, quant="mxfp8", experts="stacked")
-    with blobstore.open_model("m", store=store) as model:
-        yield model
 
 
 @pytest.fixture(params=["read", "mapped"])
@@ -248,34 +230,33 @@ def test_arrays_that_begin_at_odd_addresses(store: Store) -> None:
     assert np.array_equal(w.dequantize(), wanted)
 
 
-def test_a_quantized_tensor_is_its_parts_in_every_library(dense: Model) -> None:
-    parts = dense[UP].numpy()
+def test_a_quantized_tensor_is_its_parts_in_every_library(pycode: Model) -> None:
+    parts = pycode[UP].numpy()
     assert isinstance(parts, QuantizedArray)
     assert (parts.quant_type, parts.group_size, parts.shape) == (QuantType.INT4, 32, (768, 256))
     assert parts.bias is not None
     every = (parts.weight, parts.scale, parts.bias)
     assert [part.shape for part in every] == [(768, 32), (768, 8), (768, 8)]
     assert not any(part.flags.writeable for part in every)
-    for other in (dense[UP].torch(), dense[UP].mlx()):
+    for other in (pycode[UP].torch(), pycode[UP].mlx()):
         assert other.quantization == parts.quantization
         assert bits_of_parts(other) == bits_of_parts(parts)
-    assert dense[UP].torch().scale.data_ptr() == parts.scale.ctypes.data
+    assert pycode[UP].torch().scale.data_ptr() == parts.scale.ctypes.data
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
-def test_dequantize_gives_new_arrays_rounded_to_a_dtype(dense: Model, dtype: str) -> None:
-    kind = np.dtype(ml_dtypes.bfloat16 if dtype == "bfloat16" else dtype)
-    for tensor in (dense[UP], dense["model.norm.weight"]):
-        array = tensor.dequantize(dtype)
-        assert (array.dtype, array.shape, array.flags.writeable) == (kind, tensor.shape, True)
-        assert array.tobytes() == tensor.dequantize().astype(kind).tobytes()
+def test_dequantize_gives_new_arrays_rounded_to_a_dtype(pycode: Model) -> None:
+    kinds = {"float32": np.float32, "bfloat16": ml_dtypes.bfloat16, "float16": np.float16}
+    for tensor in (pycode[UP], pycode["model.norm.weight"]):
+        for dtype, kind in kinds.items():
+            array = tensor.dequantize(dtype)
+            assert (array.dtype, array.shape, array.flags.writeable) == (kind, tensor.shape, True)
+            assert array.tobytes() == tensor.dequantize().astype(kind).tobytes()
         with pytest.raises(UsageError):
             tensor.dequantize("int8")
 
 
-@pytest.mark.parametrize("name", ["self_attn.q_proj", "mlp.down_proj"])
-def test_rows_are_those_of_the_whole(dense: Model, name: str) -> None:
-    tensor = dense[f"model.layers.0.{name}.weight"]
+def test_rows_are_those_of_the_whole(pycode: Model) -> None:
+    tensor = pycode["model.layers.0.self_attn.q_proj.weight"]
     indices: list[Any] = [
         *(-1, slice(None, None, -7), [4, 0, 4, -2], np.array([], np.int64), (slice(1, 3),)),
         *(np.arange(256) % 5 == 0, ..., np.s_[:: 2**40], (True, 1)),
@@ -285,9 +266,11 @@ def test_rows_are_those_of_the_whole(dense: Model, name: str) -> None:
         assert tensor[index].dtype == np.float32
 
 
-def test_rows_of_rank_3_and_no_columns(stacked: Model) -> None:
-    tensor, mask = stacked[EXPERTS], np.eye(8, 128, dtype=bool)
-    assert tensor.shape == (8, 128, 256)
+def test_rows_of_rank_3_and_no_columns(store: Store) -> None:
+    arrays, metadata = stored_arrays("experts", normal("experts", 8, 128, 64), "mxfp8")
+    link_by_hand(store, "m", {"experts": safetensors_bytes(arrays, metadata)})
+    tensor, mask = blobstore.open_model("m", store=store)["experts"], np.eye(8, 128, dtype=bool)
+    assert tensor.shape == (8, 128, 64)
     indices: list[Any] = [-8, [7, 0], (slice(1, 3), 0), ([0, 1], [5, 6]), (0, ...), mask]
     for index in indices:
         assert np.array_equal(tensor[index], tensor.dequantize()[index])
@@ -302,11 +285,10 @@ REFUSED: list[Any] = [
 ]
 
 
-@pytest.mark.parametrize("name", [UP, "model.norm.weight"])
-def test_an_index_that_numpy_refuses_is_one_error(dense: Model, name: str) -> None:
-    for index in REFUSED:
+def test_an_index_that_numpy_refuses_is_one_error(pycode: Model) -> None:
+    for name, index in product((UP, "model.norm.weight"), REFUSED):
         with pytest.raises(InvalidIndexError) as caught:
-            dense[name][index]
+            pycode[name][index]
         assert isinstance(caught.value, IndexError)
         assert isinstance(caught.value, UsageError)
         assert caught.value.tensor == name
@@ -339,12 +321,12 @@ def test_what_a_library_can_not_hold_is_an_unsupported_source(store: Store) -> N
         model["f32"].array("jax")  # type: ignore[arg-type]  # refused
 
 
-def test_numpy_asarray(dense: Model) -> None:
-    values = np.asarray(dense[UP])
-    assert (values.astype(np.float32) == dense[UP].dequantize()).all()
-    assert np.asarray(dense[UP], np.float64).dtype == np.float64
+def test_numpy_asarray(pycode: Model) -> None:
+    values = np.asarray(pycode[UP])
+    assert (values.astype(np.float32) == pycode[UP].dequantize()).all()
+    assert np.asarray(pycode[UP], np.float64).dtype == np.float64
     with pytest.raises(ValueError, match="without a copy"):
-        dense[UP].__array__(copy=False)
-    kept = dense["model.norm.weight"]
+        pycode[UP].__array__(copy=False)
+    kept = pycode["model.norm.weight"]
     assert np.shares_memory(np.asarray(kept), kept.numpy())
     assert np.array(kept).flags.writeable

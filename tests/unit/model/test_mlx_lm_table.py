@@ -48,8 +48,8 @@ def test_classes_are_those_of_mlx_lm(monkeypatch: pytest.MonkeyPatch, version: s
         assert mlx_lm.network_classes(config) == utils._get_classes(config)
 
 
-@pytest.mark.parametrize("function", ["import_mlx_lm", "require_mlx_lm"])
-def test_without_the_extra(monkeypatch: pytest.MonkeyPatch, function: str) -> None:
+def test_without_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "mlx_lm", None)
-    with pytest.raises(UsageError, match="mlx-lm is not installed"):
-        getattr(mlx_lm, function)()
+    for function in (mlx_lm.import_mlx_lm, mlx_lm.require_mlx_lm):
+        with pytest.raises(UsageError, match="mlx-lm is not installed"):
+            function()
