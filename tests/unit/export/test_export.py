@@ -90,17 +90,16 @@ PREQUANTIZED: dict[str, tuple[dict[str, Array], dict[str, Any]]] = {
 }
 
 
-@pytest.mark.parametrize("kind", PREQUANTIZED)
-def test_sources_that_were_quantized(store: Store, tmp_path: Path, kind: str) -> None:
-    tensors, claim = PREQUANTIZED[kind]
+@pytest.mark.parametrize(("tensors", "claim"), PREQUANTIZED.values(), ids=PREQUANTIZED)
+def test_sources_that_were_quantized(
+    store: Store, tmp_path: Path, tensors: dict[str, Array], claim: dict[str, Any]
+) -> None:
     source = write_checkpoint(tmp_path / "in", tensors, {**LLAMA_CONFIG, **claim})
     (source / "hf_quant_config.json").write_text("{}")
     manifest = blobstore.import_model(source, "m", store=store).manifest
     result = blobstore.export_model("m", tmp_path / "out", store=store)
-    assert json.loads((tmp_path / "out" / "config.json").read_bytes()) == {
-        **LLAMA_CONFIG,
-        **({"text_config": {}} if "text_config" in claim else {}),
-    }
+    nested = {"text_config": {}} if "text_config" in claim else {}
+    assert json.loads((tmp_path / "out" / "config.json").read_bytes()) == LLAMA_CONFIG | nested
     assert not (tmp_path / "out" / "hf_quant_config.json").exists()
     assert len(result.notes) == 2
     again = blobstore.import_model(tmp_path / "out", "again", store=store).manifest

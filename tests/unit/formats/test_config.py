@@ -78,23 +78,20 @@ def test_settings_of_all_modules_have_sizes() -> None:
             mlx_settings(sizes)
 
 
-DIGESTS = [Digest.of(b"a"), Digest.of(b"b")]
-
-
 def test_all_that_can_be_said() -> None:
+    digests = [Digest.of(b"a"), Digest.of(b"b")]
     config = modelpack_config(
-        DIGESTS,
-        name="qwen3",
+        digests,
+        name="m",
         architecture="Qwen3ForCausalLM",
         family="qwen3",
         parameters=596_049_920,
         dtypes=(DType.BF16, DType.I32, DType.F32),
         quantization=("int4", "int8"),
     )
-    document = json.loads(config)
-    assert document == {
-        "descriptor": {"family": "qwen3", "name": "qwen3"},
-        "modelfs": {"type": "layers", "diffIds": [str(digest) for digest in DIGESTS]},
+    assert json.loads(config) == {
+        "descriptor": {"family": "qwen3", "name": "m"},
+        "modelfs": {"type": "layers", "diffIds": [str(digest) for digest in digests]},
         "config": {
             "architecture": "Qwen3ForCausalLM",
             "format": "safetensors",
@@ -103,6 +100,6 @@ def test_all_that_can_be_said() -> None:
             "quantization": "int4,int8",
         },
     }
-    least = modelpack_config(DIGESTS, name="m", architecture=None, family=None, parameters=3)
+    least = modelpack_config([], name="m", architecture=None, family=None, parameters=3)
     assert json.loads(least)["descriptor"] == {"name": "m"}
     assert json.loads(least)["config"] == {"format": "safetensors"}

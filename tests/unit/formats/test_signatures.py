@@ -1,7 +1,6 @@
 """Payloads, signatures and their manifests: cosign's bytes, and what is refused (rule S1)."""
 
 import json
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -53,38 +52,36 @@ def test_the_bytes_of_a_payload_are_those_of_cosign() -> None:
     assert Payload.parse(PAYLOAD.encode()) == PAYLOAD
 
 
-def changed(change: Callable[[dict[str, Any]], object]) -> bytes:
-    value = json.loads(PAYLOAD.encode())
-    change(value)
-    return json.dumps(value).encode()
+def changed(**changes: object) -> bytes:
+    return json.dumps(json.loads(PAYLOAD.encode()) | changes).encode()
 
 
-CRITICAL: list[Callable[[dict[str, Any]], object]] = [
-    lambda critical: critical.update(type="atomic container signature"),
+CRITICAL: list[dict[str, object]] = [
+    {"type": "atomic container signature"},
     # Go's parser ignores the case of keys; the example in cosign's specification has this one.
-    lambda critical: critical.update(image={"Docker-manifest-digest": str(DIGEST)}),
-    lambda critical: critical["image"].update({"docker-manifest-digest": "x"}),
-    lambda critical: critical["identity"].update({"docker-reference": "a b"}),
+    {"image": {"Docker-manifest-digest": str(DIGEST)}},
+    {"image": {"docker-manifest-digest": "x"}},
+    {"identity": {"docker-reference": "a b"}},
 ]
 PAYLOADS = [
     PAYLOAD.encode() + b"{}",
     PAYLOAD.encode().replace(b'"type"', b'"type":"x","type"'),
-    changed(lambda value: value.update(more=1)),
+    changed(more=1),
     b'{"critical":' + b"[" * 9000 + b"]" * 9000 + b',"optional":null}',
 ]
 
 
 def test_payloads_that_are_refused() -> None:
-    raw = changed(lambda value: value.update(optional={"creator": "x", "timestamp": 1.5}))
-    assert Payload.parse(raw) == PAYLOAD  # optional keys are the user's
-    of_critical = (changed(lambda value, do=do: do(value["critical"])) for do in CRITICAL)  # type: ignore[misc]  # bound now
-    for raw in (*PAYLOADS, *of_critical):
+    raw = changed(optional={"creator": "x", "timestamp": 1.5})  # these keys are the user's
+    assert Payload.parse(raw) == PAYLOAD
+    critical = json.loads(PAYLOAD.encode())["critical"]
+    for raw in (*PAYLOADS, *(changed(critical=critical | change) for change in CRITICAL)):
         with pytest.raises(errors.DocumentError) as caught:
             Payload.parse(raw)
         assert caught.value.rule == "S1"
         assert len(caught.value.message) < 400
     with pytest.raises(errors.LimitExceededError):
-        Payload.parse(changed(lambda value: value.update(optional={"a": "x" * MAX_PAYLOAD})))
+        Payload.parse(changed(optional={"a": "x" * MAX_PAYLOAD}))
 
 
 def test_a_signature_in_a_file() -> None:

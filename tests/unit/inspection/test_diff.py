@@ -85,26 +85,22 @@ def test_scales_alone_make_a_change(store: Store) -> None:
 
 
 INF, NAN = np.inf, np.nan
-LARGE = np.zeros(2**20 + 7, np.float32)
+LARGE = np.zeros(2**20 + 7)
+VALUES: list[tuple[Any, Any, float, int]] = [
+    (LARGE, np.concatenate([LARGE[1:], [3]]), 3, 0),  # in several chunks
+    ([1e300, 1e308], [-1e300, -1e308], INF, 0),  # squares that no float holds
+    ([INF, NAN, 1, 2, 3], [INF, NAN, INF, 2, 5], 2, 1),  # what both have is no error
+]
 
 
-@pytest.mark.parametrize(
-    ("before", "after", "count", "largest", "odd"),
-    [
-        (LARGE, np.concatenate([LARGE[1:], [3]]), 2**20 + 7, 3, 0),  # in several chunks
-        ([1e300, 1e308], [-1e300, -1e308], 2, INF, 0),  # squares that no float holds
-        ([INF, NAN, 1, 2, 3], [INF, NAN, INF, 2, 5], 5, 2, 1),  # what both have is no error
-    ],
-)
-def test_errors_of_values(
-    store: Store, before: Any, after: Any, count: int, largest: float, odd: int
-) -> None:
-    link(store, "a", {"w": np.array(before, np.float64)})
-    link(store, "b", {"w": np.array(after, np.float64)})
-    (change,) = diff_models("a", "b", store=store, error=True, jobs=2).changed
-    assert change.errors is not None
-    found = change.errors
-    assert (found.count, found.max_error, found.odd_values) == (count, largest, odd)
+def test_errors_of_values(store: Store) -> None:
+    for number, name in enumerate("ab"):
+        link(store, name, {f"w{n}": np.array(row[number]) for n, row in enumerate(VALUES)})
+    changed = diff_models("a", "b", store=store, error=True, jobs=2).changed
+    for change, (before, _, largest, odd) in zip(changed, VALUES, strict=True):
+        found = change.errors
+        assert found is not None
+        assert (found.count, found.max_error, found.odd_values) == (len(before), largest, odd)
 
 
 def test_documents_and_texts(store: Store, tmp_path: Path) -> None:

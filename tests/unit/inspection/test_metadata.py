@@ -154,14 +154,10 @@ def test_broken_missing_and_strange_files(tmp_path: Path) -> None:
     broken.write_bytes(raw_safetensors(b'{"x":1}'))
     os.mkfifo(tmp_path / "fifo")
     (tmp_path / "loop").symlink_to("loop")
-    for name, error in {
-        "broken": errors.HeaderError,
-        "missing": errors.NotFoundError,
-        "fifo": errors.StorageError,
-        "loop": errors.StorageError,
-        ".": errors.StorageError,
-        "a\0b": errors.StorageError,
-    }.items():
+    wrong: dict[str, type[errors.BlobStoreError]] = {"broken": errors.HeaderError}
+    wrong |= {"missing": errors.NotFoundError}
+    wrong |= dict.fromkeys(("fifo", "loop", ".", "a\0b"), errors.StorageError)
+    for name, error in wrong.items():
         with pytest.raises(error):
             blobstore.edit_metadata(f"{tmp_path}/{name}", {"a": "b"})
         with pytest.raises(error):

@@ -98,12 +98,10 @@ REFUSED: list[tuple[Any, Any, dict[str, Any], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("array", "quant_type", "options", "says"), REFUSED)
-def test_what_can_not_be_quantized_is_a_usage_error(
-    array: Any, quant_type: Any, options: dict[str, Any], says: str
-) -> None:
-    with pytest.raises(errors.UsageError, match=says):
-        blobstore.quantize(array, quant_type, **options)
+def test_what_can_not_be_quantized_is_a_usage_error() -> None:
+    for array, quant_type, options, says in REFUSED:
+        with pytest.raises(errors.UsageError, match=says):
+            blobstore.quantize(array, quant_type, **options)
 
 
 def test_unknown_dtypes_of_weights_and_values() -> None:
@@ -116,9 +114,8 @@ def test_unknown_dtypes_of_weights_and_values() -> None:
             blobstore.dequantize(INT4, dtype)
 
 
-@pytest.mark.parametrize(
-    ("whole", "changes", "says"),
-    [
+def test_parts_that_do_not_fit_each_other_are_a_usage_error() -> None:
+    wrong: list[tuple[QuantizedArray[Array], dict[str, Any], str]] = [
         (INT4, {"bias": None}, "do not fit"),
         (INT4, {"bias": np.asarray(INT4.bias)[:, :1]}, "do not fit"),
         (INT4, {"global_scale": np.ones(1, np.float32)}, "do not fit"),
@@ -126,13 +123,10 @@ def test_unknown_dtypes_of_weights_and_values() -> None:
         (NVFP4, {"global_scale": np.ones((1, 1), np.float32)}, "do not fit"),
         (NVFP4, {"weight": NVFP4.weight[:, :5], "scale": NVFP4.scale[:, :2]}, "groups of 16"),
         (NVFP4, {"weight": NVFP4.weight[:, :1], "scale": NVFP4.scale[:, :0]}, "groups of 16"),
-    ],
-)
-def test_parts_that_do_not_fit_each_other_are_a_usage_error(
-    whole: QuantizedArray[Array], changes: dict[str, Any], says: str
-) -> None:
-    with pytest.raises(errors.UsageError, match=says):
-        blobstore.dequantize(replace(whole, **changes))
+    ]
+    for whole, changes, says in wrong:
+        with pytest.raises(errors.UsageError, match=says):
+            blobstore.dequantize(replace(whole, **changes))
 
 
 SIZES = st.sampled_from([0, 1, 2, 7, 8, 16, 32, 64])

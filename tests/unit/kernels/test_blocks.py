@@ -173,20 +173,18 @@ def test_pieces_are_the_run_in_order_and_need_few_scales(run: BlockRun, most: in
     assert end == run.first + run.count
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
+def test_a_run_that_can_not_be_is_refused() -> None:
+    wrong: list[tuple[dict[str, Any], str]] = [
         ({"first": -1}, "first is -1"),
         ({"first": 2**63 - 300}, "the run ends at"),
         ({"rows": 0}, r"300 codes, but its matrices \[0, 200\]"),
         ({"count": "300"}, "count is '300'"),
         ({"block_cols": 0}, "block_cols is 0"),
         ({"dtype": DType.F8_E4M3FNUZ}, "codes are F8_E4M3FNUZ"),
-    ],
-)
-def test_a_run_that_can_not_be_is_refused(changes: dict[str, Any], message: str) -> None:
-    with pytest.raises(UsageError, match=message):
-        BlockRun(**{"rows": 3, "cols": 200, "first": 0, "count": 300, **changes})
+    ]
+    for changes, message in wrong:
+        with pytest.raises(UsageError, match=message):
+            BlockRun(**{"rows": 3, "cols": 200, "first": 0, "count": 300, **changes})
 
 
 U8 = np.uint8

@@ -73,25 +73,25 @@ def entry(shape: Any = (1,), begin: Any = 0, end: Any = 1, dtype: Any = DType.U8
     return TensorEntry(dtype, shape, begin, end)
 
 
-@pytest.mark.parametrize(
-    ("wrong", "metadata", "rule"),
-    [
-        ({"a": entry(end=2)}, {}, "F14"),
-        ({"a": entry((2**64,))}, {}, "F14"),
-        ({"a": entry((3,), dtype=DType.F4)}, {}, "F15"),
-        ({"a": entry(begin=1, end=2)}, {}, "F16"),
-        ({"a": entry(), "b": entry()}, {}, "F16"),
-        ({"a": entry((2,), -1, 1)}, {}, "F16"),
-        ({"\ud800": entry()}, {}, "F4"),
-        ({"__metadata__": entry()}, {}, "F9"),
-        ({}, {"a": "\udfff"}, "F4"),
-        ({}, {"a": 1}, "F9"),
-    ],
-)
-def test_wrong_entries(wrong: dict[str, TensorEntry], metadata: dict[str, Any], rule: str) -> None:
-    with pytest.raises(HeaderError) as caught:
-        encode_header(wrong, metadata, 8)
-    assert caught.value.rule == rule
+WRONG: list[tuple[dict[str, TensorEntry], dict[str, Any], str]] = [
+    ({"a": entry(end=2)}, {}, "F14"),
+    ({"a": entry((2**64,))}, {}, "F14"),
+    ({"a": entry((3,), dtype=DType.F4)}, {}, "F15"),
+    ({"a": entry(begin=1, end=2)}, {}, "F16"),
+    ({"a": entry(), "b": entry()}, {}, "F16"),
+    ({"a": entry((2,), -1, 1)}, {}, "F16"),
+    ({"\ud800": entry()}, {}, "F4"),
+    ({"__metadata__": entry()}, {}, "F9"),
+    ({}, {"a": "\udfff"}, "F4"),
+    ({}, {"a": 1}, "F9"),
+]
+
+
+def test_wrong_entries() -> None:
+    for wrong, metadata, rule in WRONG:
+        with pytest.raises(HeaderError) as caught:
+            encode_header(wrong, metadata, 8)
+        assert caught.value.rule == rule
 
 
 def test_rare_entries_are_written_and_no_name_twice() -> None:

@@ -46,9 +46,9 @@ ENDLESS: dict[str, Answer] = {
 }
 
 
-@pytest.mark.parametrize("name", ENDLESS)
-def test_an_endless_answer_is_read_in_part(name: str, server: Server, remote: Remote) -> None:
-    script = server.play(ENDLESS[name])
+@pytest.mark.parametrize("answer", ENDLESS.values(), ids=ENDLESS)
+def test_an_endless_answer_is_read_in_part(answer: Answer, server: Server, remote: Remote) -> None:
+    script = server.play(answer)
     limits = remote.limits(0)
     with suppress(BlobStoreError):
         assert list(header_of(remote.open(server.url, limits)).tensors) == ["a"]
