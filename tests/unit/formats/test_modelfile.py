@@ -230,13 +230,12 @@ TEXTS = {
 }
 
 
-@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16"])
-def test_texts(encoding: str) -> None:
+def test_texts() -> None:
     for name, (text, wanted) in TEXTS.items():
-        commands, dropped = read_script(text.encode(encoding), "Modelfile")
-        found = [(command.name, command.key, command.text) for command in commands]
-        assert found == wanted, name
-        assert dropped == 0
+        for encoding in ("utf-8", "utf-8-sig", "utf-16"):
+            commands, dropped = read_script(text.encode(encoding), "Modelfile")
+            found = [(command.name, command.key, command.text) for command in commands]
+            assert (found, dropped) == (wanted, 0), name
     (command,), _ = read_script(b"\xfe\xff" + "FROM é".encode("utf-16-be"), "Modelfile")
     assert command.text == "é"
 

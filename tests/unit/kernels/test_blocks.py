@@ -122,11 +122,9 @@ def test_tables_and_whole_numbers(kernel: kernels.Kernel, dtype: Any) -> None:
         form: Any = {"rows": 1, "cols": 2000, "first": first, "count": count, "block_cols": 64}
         blocks = scales[first // 64 : (first + count - 1) // 64 + 1]
         of_each = scales[np.arange(first, first + count) // 64]
+        packed = BlockRun(**form, dtype=DType.U8, table=tuple(table))
         for run, values in (
-            (
-                BlockRun(**form, dtype=DType.U8, table=tuple(table)),
-                table[nibbles[:count]] * of_each,
-            ),
+            (packed, table[nibbles[:count]] * of_each),
             (BlockRun(**form, dtype=DType.I8), whole[:count] * of_each * np.float32(1 / 127)),
         ):
             out = np.empty(count, dtype)

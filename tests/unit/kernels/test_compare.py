@@ -66,25 +66,20 @@ def test_weights_half_a_step_beyond_the_codes_count(kernel: kernels.Kernel) -> N
 
 
 @any_kernel
-@pytest.mark.parametrize(
-    ("quant_type", "one", "weights", "beyond"),
-    [
+def test_weights_beyond_the_largest_small_float_count(kernel: kernels.Kernel) -> None:
+    for quant_type, one, weights, beyond in (
         ("nvfp4", 56, [7, -7, 6.75, -0.0, 100], 3),
         ("mxfp4", 127, [7, -7, 6.75, -0.0, 100], 3),
         ("mxfp4", 0, [7, -7, 6.75, -0.0, 100], 4),
         ("mxfp8", 127, [463.9, 464, -464, 500], 3),
-    ],
-)
-def test_weights_beyond_the_largest_small_float_count(
-    quant_type: str, one: int, weights: list[float], beyond: int, kernel: kernels.Kernel
-) -> None:
-    kind = kernels.quantization_of(quant_type)
-    values = np.array([*weights, *[0] * (32 - len(weights))], F32)
-    scales = np.full(32 // kind.group_size, one, np.uint8)
-    parts: Stored = QuantizedArray(
-        np.zeros(kind.quant_type.bits, np.uint32), scales, None, None, kind
-    )
-    assert kernels.compare(values, parts, kernel=kernel).beyond == beyond
+    ):
+        kind = kernels.quantization_of(quant_type)
+        values = np.array([*weights, *[0] * (32 - len(weights))], F32)
+        words, scales = np.zeros(kind.quant_type.bits, np.uint32), np.uint8([one])
+        parts: Stored = QuantizedArray(
+            words, scales.repeat(32 // kind.group_size), None, None, kind
+        )
+        assert kernels.compare(values, parts, kernel=kernel).beyond == beyond
 
 
 @any_kernel
