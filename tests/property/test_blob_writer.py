@@ -27,7 +27,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("writer")
 
 
-@settings(max_examples=25)
+@settings(max_examples=15)
 @given(
     lengths=st.lists(st.tuples(SIZES, GAPS, st.booleans()), min_size=1, max_size=25),
     chance=st.randoms(use_true_random=False),

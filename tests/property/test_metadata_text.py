@@ -43,7 +43,7 @@ def without_metadata(text: bytes) -> list[tuple[str, Any]]:
     return [pair for pair in pairs if pair[0] != "__metadata__"]
 
 
-@settings(max_examples=40)
+@settings(max_examples=20)
 @given(headers(), MAPS, st.sampled_from([8, 1000, 4096, 16_384]))
 def test_metadata_change(
     header: tuple[bytes, int], metadata: dict[str, str], data_start: int

@@ -9,7 +9,6 @@ from support.weights import DTYPES, TARGETS, TWIN, parts_of, raw_or_nan
 from blobstore import kernels
 from blobstore.errors import NonFiniteWeightError
 from blobstore.formats.dtypes import QuantType
-from blobstore.kernels.arrays import QuantizedArray
 
 Array = np.ndarray[Any, Any]
 
@@ -61,20 +60,3 @@ def test_every_target_equals_twin_for_any_bits(data: st.DataObject) -> None:
         expected = outcome(weights, quant_type, group_size, method, TWIN)
         for name, kernel in TARGETS.items():
             assert outcome(weights, quant_type, group_size, method, kernel) == expected, name
-
-
-@settings(max_examples=50)
-@given(data=st.data())
-def test_every_target_dequantizes_any_bits_as_the_twin(data: st.DataObject) -> None:
-    quantization = kernels.quantization_of(data.draw(any_type))
-    kind = quantization.quant_type
-    words = bits(data, np.uint32, quantization.group_size * kind.bits // 32)
-    dtype = data.draw(st.sampled_from(DTYPES)) if kind.is_affine else np.dtype(np.uint8)
-    bias = bits(data, dtype, 1) if kind.is_affine else None
-    factor = bits(data, np.float32, 1)[0] if kind is QuantType.NVFP4 else None
-    quantized = QuantizedArray(words, bits(data, dtype, 1), bias, factor, quantization)
-    output = data.draw(st.sampled_from(["float32", "bfloat16", "float16"]))
-    with np.errstate(all="ignore"):
-        expected = values_of(kernels.dequantize(quantized, output, kernel=TWIN))
-        for name, kernel in TARGETS.items():
-            assert values_of(kernels.dequantize(quantized, output, kernel=kernel)) == expected, name

@@ -41,7 +41,7 @@ def fast(raw: bytes) -> dict[str, int] | None:
     return None
 
 
-@settings(max_examples=80)
+@settings(max_examples=40)
 @example(TWO_SIZES, COMPACT, "\n", None)
 @given(
     MANIFEST,

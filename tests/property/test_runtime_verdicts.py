@@ -31,7 +31,7 @@ TENSORS = st.builds(
 )
 
 
-@settings(max_examples=60)
+@settings(max_examples=40)
 @given(CONFIGS, st.lists(TENSORS, max_size=4), st.booleans(), st.none() | TEXTS)
 def test_every_model_has_a_verdict_with_a_reason(
     config: dict[str, object] | None, tensors: list[TensorFacts], tokenizer: bool, draft: str | None

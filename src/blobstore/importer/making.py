@@ -160,7 +160,7 @@ def _cast(values: Array, dtype: DType, source: SourceWeight, start: int) -> Arra
     """
     with np.errstate(over="ignore", invalid="ignore"):
         cast: Array = values.astype(numpy_dtype(dtype))
-    overflows = np.isinf(cast) & np.isfinite(values)
+        overflows = np.isinf(cast) & np.isfinite(values)
     if overflows.any():
         first = int(np.argmax(overflows))
         raise _error_at(

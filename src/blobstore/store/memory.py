@@ -66,7 +66,7 @@ class KnownManifests(Manifests):
         return list(self.all)
 
     def stored_name(self, name: ModelName) -> ModelName:
-        return name if name in self.all else name_among(self.all, name)
+        return name if name in self.all else name_among(list(self.all), name)
 
     def text(self, name: ModelName) -> bytes:
         raw = self.all.get(name)

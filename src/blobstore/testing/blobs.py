@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, suppress
 from dataclasses import replace
+from functools import cache
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, ClassVar
@@ -54,6 +55,7 @@ HOSTILE = (
 M, N = ModelName.parse("m"), ModelName.parse("n")
 
 
+@cache
 def data_of(size: int, seed: int = 0) -> bytes:
     """Return ``size`` bytes, the same for every call."""
     return random.Random(f"{size} {seed}").randbytes(size)
@@ -346,16 +348,12 @@ class BlobTests(HomeTests):
         check_published(home, session, data)
 
     def test_a_blob_by_many_threads(self, home: Home, session: Session) -> None:
-        data = data_of(2**20)
+        data = data_of(2**18)
         made: list[Finished] = []
-        with closing(session.writer(len(data), made.append)) as writer:
-            with ThreadPoolExecutor(8) as pool:
-                put = [
-                    pool.submit(writer.put, at, data[at : at + 1024])
-                    for at in range(0, len(data), 1024)
-                ]
-            for one in put:
-                one.result()
+        writer = session.writer(len(data), made.append)
+        with closing(writer), ThreadPoolExecutor(8) as pool:
+            places = range(0, len(data), 1024)
+            list(pool.map(lambda at: writer.put(at, data[at : at + 1024]), places))
         (blob,) = made
         assert blob.digest == Digest.of(data)
         check_published(home, session, data)

@@ -168,9 +168,9 @@ class ModelTests(HomeTests):
                     return
 
         with ThreadPoolExecutor(4) as pool:
-            list(pool.map(add, range(1, 9)))
+            list(pool.map(add, range(1, 7)))
         assert {layer.name for layer in home.manifests.read(M).layers} == {
-            f"layer{number}" for number in range(9)
+            f"layer{number}" for number in range(7)
         }
 
     def test_sessions_at_once(self, home: Home) -> None:
@@ -178,11 +178,11 @@ class ModelTests(HomeTests):
             list(
                 pool.map(
                     lambda number: commit(home, f"m{number}", b"shared", data_of(5000, number)),
-                    range(12),
+                    range(6),
                 )
             )
-        assert len(home.manifests.names()) == 12
-        for number in range(12):
+        assert len(home.manifests.names()) == 6
+        for number in range(6):
             assert blobs_of(home, f"m{number}") == [b"shared", data_of(5000, number)]
 
     def test_readers_see_one_model_or_the_other(self, home: Home) -> None:
@@ -194,7 +194,7 @@ class ModelTests(HomeTests):
                 commit(home, "m", (b"a" if number % 2 else b"b") * 5000)
 
         with ThreadPoolExecutor(2) as pool:
-            writing = [pool.submit(write, number) for number in range(10)]
+            writing = [pool.submit(write, number) for number in range(6)]
             while not all(one.done() for one in writing):
                 assert blobs_of(other, "m") in ([b"a" * 5000], [b"b" * 5000])
             for one in writing:

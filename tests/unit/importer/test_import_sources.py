@@ -1,8 +1,7 @@
 """Folders and files to import: shards, links, pipes, partial downloads, odd names and shapes."""
 
 import os
-import subprocess
-import sys
+import resource
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,7 +9,14 @@ from typing import Any
 import numpy as np
 import pytest
 from support.arrays import bits
-from support.checkpoints import normal, safetensors_bytes, small_tensors, write_checkpoint
+from support.checkpoints import (
+    normal,
+    safetensors_bytes,
+    small_tensors,
+    write_checkpoint,
+    write_shards,
+)
+from support.stores import open_files
 
 import blobstore
 from blobstore import errors
@@ -22,34 +28,9 @@ def dangling(path: Path) -> None:
     path.symlink_to("gone")
 
 
-@pytest.mark.parametrize(
-    ("name", "make"),
-    [
-        ("config.json", os.mkfifo),
-        ("tokenizer.json", dangling),
-        ("model.safetensors.index.json", dangling),
-    ],
-)
-def test_a_file_of_the_checkpoint_that_can_not_be_read_is_not_left_out(
-    store: Store, tmp_path: Path, name: str, make: Callable[[Path], None]
-) -> None:
-    """A partial download is a folder with dangling links, which belong to the model."""
-    source = write_checkpoint(tmp_path / "m")
-    (source / name).unlink(missing_ok=True)
-    make(source / name)
-    with pytest.raises((errors.NotFoundError, errors.StorageError), match=name):
-        blobstore.import_model(source, store=store)
-    assert not store.root.exists()
-
-
 def test_a_tensor_in_two_files(tmp_path: Path) -> None:
-    source = write_checkpoint(tmp_path / "m")
-    data = (source / "model.safetensors").read_bytes()
-    for number in (1, 2):
-        (source / f"model-0000{number}-of-00002.safetensors").write_bytes(data)
-    with pytest.raises(errors.UnsupportedSourceError, match=r"model\.safetensors"):
-        blobstore.plan_import(source)
-    (source / "model.safetensors").unlink()
+    source = write_shards(tmp_path / "m", [small_tensors(), small_tensors()])
+    (source / "model.safetensors.index.json").unlink()
     with pytest.raises(errors.CorruptDataError, match="both hold"):
         blobstore.plan_import(source)
 
@@ -62,27 +43,35 @@ def lfs_pointer(path: Path) -> None:
     path.write_bytes(b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n")
 
 
+WEIGHTS = "model.safetensors"
+
+
 @pytest.mark.parametrize(
-    ("make", "kind", "says"),
+    ("name", "make", "kind", "says"),
     [
-        (dangling, errors.NotFoundError, "model.safetensors"),
-        (lambda path: path.symlink_to("/dev/zero"), errors.StorageError, "model.safetensors"),
-        (Path.touch, errors.CorruptDataError, "model.safetensors"),
-        (cut, errors.CorruptDataError, "model.safetensors"),
-        (lfs_pointer, errors.CorruptDataError, "git-lfs"),
+        ("config.json", os.mkfifo, errors.StorageError, "config.json"),
+        ("tokenizer.json", dangling, errors.NotFoundError, "tokenizer.json"),
+        (f"{WEIGHTS}.index.json", dangling, errors.NotFoundError, f"{WEIGHTS}.index.json"),
+        (WEIGHTS, dangling, errors.NotFoundError, WEIGHTS),
+        (WEIGHTS, lambda path: path.symlink_to("/dev/zero"), errors.StorageError, WEIGHTS),
+        (WEIGHTS, Path.touch, errors.CorruptDataError, WEIGHTS),
+        (WEIGHTS, cut, errors.CorruptDataError, WEIGHTS),
+        (WEIGHTS, lfs_pointer, errors.CorruptDataError, "git-lfs"),
     ],
 )
-def test_weights_that_can_not_be_read_are_an_error_at_once(
+def test_files_that_can_not_be_read_are_an_error_at_once(
     store: Store,
     tmp_path: Path,
+    name: str,
     make: Callable[[Path], None],
     kind: type[errors.BlobStoreError],
     says: str,
 ) -> None:
-    weights = write_checkpoint(tmp_path / "m") / "model.safetensors"
-    weights.unlink()
-    make(weights)
-    for source in (tmp_path / "m", weights):
+    """Dangling links are a partial download. They belong to the model, and are not left out."""
+    path = write_checkpoint(tmp_path / "m") / name
+    path.unlink(missing_ok=True)
+    make(path)
+    for source in (tmp_path / "m", path) if name == WEIGHTS else (tmp_path / "m",):
         with pytest.raises(kind, match=says):
             blobstore.import_model(source, "m", store=store)
     assert not store.root.exists()
@@ -104,24 +93,16 @@ def test_names_of_files_that_could_not_be_files_again(tmp_path: Path, name: byte
 
 
 def test_more_shards_than_files_may_be_open(tmp_path: Path, store: Store) -> None:
-    (tmp_path / "m").mkdir()
-    for number in range(40):
-        path = tmp_path / "m" / f"model-{number + 1:05d}-of-00040.safetensors"
-        path.write_bytes(safetensors_bytes({f"{number}.weight": normal(str(number), 4, 4)}))
-    code = (
-        "import resource, sys, blobstore\n"
-        "_, most = resource.getrlimit(resource.RLIMIT_NOFILE)\n"
-        "resource.setrlimit(resource.RLIMIT_NOFILE, (32, most))\n"
-        "blobstore.import_model(sys.argv[1], 'm', store=blobstore.open_store(sys.argv[2]))\n"
-    )
-    subprocess.run([sys.executable, "-c", code, tmp_path / "m", store.root], check=True)
+    names = [f"{number}.weight" for number in range(100)]
+    source = write_shards(tmp_path / "m", [{name: normal(name, 4, 4)} for name in names])
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (open_files() + 28, hard))
+    try:
+        blobstore.import_model(source, "m", store=store)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
     with blobstore.open_model("m", store=store) as model:
-        assert len(model) == 40
-
-
-@pytest.fixture
-def source(tmp_path: Path) -> Path:
-    return write_checkpoint(tmp_path / "m")
+        assert set(model) == set(names)
 
 
 @pytest.mark.parametrize(
@@ -149,21 +130,6 @@ def test_a_source_without_a_model_name_needs_one(store: Store, tmp_path: Path, f
     text = blobstore.import_model(tmp_path / folder, "example.org/team/x:y", store=store)
     value = blobstore.import_model(tmp_path / folder, ModelName(model="z"), store=store)
     assert text.digest == value.digest
-
-
-def test_imports_reuse_what_they_have_in_common(
-    store: Store, source: Path, snapshot: Callable[[Store], dict[str, str]]
-) -> None:
-    first = blobstore.import_model(source, "m", store=store, quant="int4")
-    before = snapshot(store)
-    second = blobstore.import_model(source, "m", store=store, quant="int4")
-    assert (second.created, second.reused, second.new_bytes) == (0, first.created, 0)
-    assert (second.digest, second.stored_bytes) == (first.digest, first.stored_bytes)
-    assert snapshot(store) == before
-    other = blobstore.import_model(source, "m", store=store, quant="int8")
-    # Embedding, norm, config.json; head and down_proj, which are int8 in both.
-    assert other.reused == 5
-    assert store.manifest(other.name).digest == other.digest  # the name is the new model's
 
 
 @pytest.mark.parametrize(("quant", "experts"), [("int4", "stacked"), ("nvfp4", "packed")])

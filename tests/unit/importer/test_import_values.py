@@ -1,4 +1,4 @@
-"""What an import does to values: ml_dtypes' casts, copies of every bit, no seams of chunks."""
+"""What an import does to values: casts, copies, runs of any size; options that contradict them."""
 
 from pathlib import Path
 from typing import Any
@@ -6,17 +6,26 @@ from typing import Any
 import numpy as np
 import pytest
 from support.arrays import bits, plain
-from support.checkpoints import BF16, normal, raw_safetensors, write_checkpoint
-from support.chunks import chunks_of
+from support.checkpoints import (
+    BF16,
+    normal,
+    raw_safetensors,
+    safetensors_bytes,
+    small_tensors,
+    write_checkpoint,
+)
+from support.chunks import LEAST, chunks_of
+from support.stores import wrong_digests
 from support.weights import assert_same_parts, random_importance
 
 import blobstore
-from blobstore import QuantizedArray
-from blobstore.errors import BlobStoreError, NonFiniteWeightError, UnsupportedSourceError
+from blobstore import QuantizedArray, errors
+from blobstore.importer.writing import least_memory
+from blobstore.kernels.arrays import Array
 from blobstore.model.loader import Model
-from blobstore.store.local.store import Store
+from blobstore.store.local.store import Store, open_store
+from blobstore.store.memory import MemoryStore
 
-Array = np.ndarray[Any, Any]
 F16, F32, F64 = np.dtype(np.float16), np.dtype(np.float32), np.dtype(np.float64)
 W = "x.weight"
 EXPERT = "model.layers.0.mlp.experts.{}.up_proj.weight"
@@ -34,10 +43,6 @@ def parts(model: Model, name: str = W) -> QuantizedArray[Array]:
     array = model[name].numpy()
     assert isinstance(array, QuantizedArray)
     return array
-
-
-def quantized(weights: Array, quant: str, **options: Any) -> QuantizedArray[Array]:
-    return blobstore.quantize(weights, quant, **options)
 
 
 @pytest.mark.parametrize(
@@ -69,7 +74,7 @@ def test_a_value_that_does_not_fit_is_named(
     values = np.zeros((70, 192), np.float64).astype(kind)
     values[63, 7], values[64, 0] = value, value
     for quant in (None, "int8"):
-        with pytest.raises(UnsupportedSourceError) as caught:
+        with pytest.raises(errors.UnsupportedSourceError) as caught:
             imported(store, tmp_path, {W: values}, dtype=to, quant=quant)
         assert (caught.value.tensor, caught.value.index) == (W, (63, 7))
         assert shown in caught.value.message
@@ -90,7 +95,7 @@ def test_a_weight_that_is_not_finite_is_named(
 ) -> None:
     values = normal("w", 70, 192, dtype=kind)
     values[67, 33] = value
-    with pytest.raises(NonFiniteWeightError, match=str(value)) as caught:
+    with pytest.raises(errors.NonFiniteWeightError, match=str(value)) as caught:
         imported(store, tmp_path, {W: values}, quant=quant, method=method)
     assert (caught.value.tensor, caught.value.index) == (W, (67, 33))
     assert caught.value.path == str(tmp_path / "m/model.safetensors")
@@ -107,19 +112,19 @@ def test_a_group_that_overflows_its_scale_is_named_by_its_first_weight(
     values = normal("w", 40, 256).astype(kind)
     options: dict[str, Any] = {"quant": quant, "group_size": 64, "method": method}
 
-    def error() -> BlobStoreError:
-        with pytest.raises((UnsupportedSourceError, NonFiniteWeightError)) as caught:
+    def error() -> errors.BlobStoreError:
+        with pytest.raises((errors.UnsupportedSourceError, errors.NonFiniteWeightError)) as caught:
             imported(store, tmp_path, {W: values}, **options)
         return caught.value
 
     for row, column in ((39, 200), (33, 71), (33, 7)):  # the last, then others before it
         values[row, [column, column + 1]] = 3e38, -2e38
         found = error()
-        assert isinstance(found, UnsupportedSourceError)
+        assert isinstance(found, errors.UnsupportedSourceError)
         assert (found.tensor, found.index) == (W, (row, column // 64 * 64))
     values[39, 255] = np.nan
     found = error()
-    assert isinstance(found, NonFiniteWeightError)
+    assert isinstance(found, errors.NonFiniteWeightError)
     assert found.index == (39, 255)
 
 
@@ -127,24 +132,24 @@ def test_a_group_that_overflows_its_scale_is_named_by_its_first_weight(
 def test_a_bad_weight_of_an_expert_is_named(store: Store, tmp_path: Path, experts: str) -> None:
     tensors = {EXPERT.format(e): normal(str(e), 32, 64) for e in range(3)}
     tensors[EXPERT.format(2)][5, 6] = np.nan
-    with pytest.raises(NonFiniteWeightError) as caught:
+    with pytest.raises(errors.NonFiniteWeightError) as caught:
         imported(store, tmp_path, tensors, quant="int8", experts=experts)
     assert (caught.value.tensor, caught.value.index) == (EXPERT.format(2), (5, 6))
 
 
-@pytest.mark.parametrize("options", [{}, {"dtype": "same"}, {"quant": "int4"}], ids=str)
+@pytest.mark.parametrize(
+    "options", [{}, {"quant": "int4"}, {"dtype": "float32"}, {"dtype": "float16"}], ids=str
+)
 def test_copies_keep_bits_of_a_nan(store: Store, tmp_path: Path, options: dict[str, str]) -> None:
     wide = [0x7FC12345, 0xFFC00001, 0x7F800001, 0xFFBFFFFF, 0x80000000, 1]
-    patterns = {
+    patterns: dict[str, Array] = {
         "float32": np.array(wide, np.uint32).view(np.float32),
         "bfloat16": np.array([0x7FC1, 0xFFC1, 0x7F81, 0xFFBF, 0x8000, 1], np.uint16).view(BF16),
         "float16": np.array([0x7E01, 0xFE01, 0x7C01, 0xFDFF, 0x8000, 1], np.uint16).view(F16),
     }
-    for name, array in patterns.items():
-        chosen = {key: name if value == "same" else value for key, value in options.items()}
-        good = {"other.weight": normal("o", 32, 64, dtype=array.dtype)}
-        tensor = imported(store, tmp_path, {"norm.weight": array, **good}, **chosen)["norm.weight"]
-        assert bits(tensor.numpy()) == bits(array)
+    model = imported(store, tmp_path, {**patterns, W: normal("o", 32, 64)}, **options)
+    for name in {options.get("dtype", name) for name in patterns}:
+        assert bits(model[name].numpy()) == bits(patterns[name])
 
 
 def test_types_that_numpy_lacks_and_complex_ones_are_copied(store: Store, tmp_path: Path) -> None:
@@ -159,32 +164,41 @@ def test_types_that_numpy_lacks_and_complex_ones_are_copied(store: Store, tmp_pa
     with blobstore.open_model("m", store=store) as model:
         assert bytes(model["f4"].raw()) == four
         assert plain(model["x"])[0] == 1 + 2j
-        with pytest.raises(UnsupportedSourceError, match="complex"):
+        with pytest.raises(errors.UnsupportedSourceError, match="complex"):
             model["x"].dequantize()
 
 
 # Searches, importance and global scales store what the kernels find
 
+IMPORTANCE = random_importance(192)
+
 
 @pytest.mark.parametrize(
-    ("quant", "kind", "is_weighed"),
+    ("quant", "kind", "scale", "options"),
     [
-        ("int4", BF16, True),
-        ("int8", BF16, False),
-        ("nvfp4", BF16, False),
-        ("mxfp4", np.float32, True),
-        ("mxfp8", BF16, False),
+        ("int4", BF16, 0.02, {"importance": IMPORTANCE}),
+        ("int8", BF16, 0.02, {}),
+        ("mxfp4", F32, 0.02, {"importance": IMPORTANCE}),
+        ("mxfp8", BF16, 0.02, {}),
+        ("nvfp4", BF16, 0.02, {"global_scale": True}),
+        ("nvfp4", BF16, 30, {"global_scale": True, "method": "minmax"}),
     ],
 )
-def test_a_search_stores_what_the_kernel_finds(
-    store: Store, tmp_path: Path, quant: str, kind: Any, is_weighed: bool
+def test_what_the_kernel_finds_is_stored(
+    store: Store, tmp_path: Path, quant: str, kind: Any, scale: float, options: dict[str, Any]
 ) -> None:
-    weights = normal("w", 70, 192, dtype=kind)
-    importance = random_importance(192) if is_weighed else None
-    given = None if importance is None else {W: importance}
-    model = imported(store, tmp_path, {W: weights}, quant=quant, method="search", importance=given)
-    wanted = blobstore.quantize(weights, quant, method="search", importance=importance)
+    weights = normal("w", 70, 192, dtype=kind, scale=scale)
+    options = {"method": "search", **options}
+    wanted = blobstore.quantize(weights, quant, **options)
+    if "importance" in options:
+        options["importance"] = {W: IMPORTANCE}
+    model = imported(store, tmp_path, {W: weights}, quant=quant, **options)
     assert_same_parts(parts(model), wanted)
+    np.testing.assert_array_equal(model[W].dequantize(), blobstore.dequantize(wanted))
+    if wanted.global_scale is not None:
+        for library in ("torch", "mlx"):
+            stored = getattr(model[W], library)().global_scale
+            assert float(stored[0]) == float(wanted.global_scale[0])
 
 
 def test_each_expert_has_its_own_importance(store: Store, tmp_path: Path) -> None:
@@ -201,15 +215,160 @@ def test_each_expert_has_its_own_importance(store: Store, tmp_path: Path) -> Non
         assert stacked.scale[e].tobytes() == wanted.scale.tobytes()
 
 
-@pytest.mark.parametrize(("method", "scale"), [("minmax", 1e-4), ("search", 0.02), ("minmax", 30)])
-def test_a_global_scale_comes_back(store: Store, tmp_path: Path, method: str, scale: float) -> None:
-    weights = normal("w", 70, 192, scale=scale)
-    options: dict[str, Any] = {"quant": "nvfp4", "method": method, "global_scale": True}
-    model = imported(store, tmp_path, {W: weights}, **options)
-    wanted = quantized(weights, **options)
-    assert wanted.global_scale is not None
-    assert_same_parts(parts(model), wanted)
-    np.testing.assert_array_equal(model[W].dequantize(), blobstore.dequantize(wanted))
-    for library in ("torch", "mlx"):
-        stored = getattr(model[W], library)().global_scale
-        assert float(stored[0]) == float(wanted.global_scale[0])
+# Runs: equal bytes for runs of any size, any threads and any memory
+
+ODD: dict[str, Array] = {
+    "odd.empty": np.zeros((0, 64), np.float32),
+    "odd.scalar": np.array(3, np.int64),
+    "odd.f64": np.arange(3000, dtype=np.float64),
+    "odd.bytes": np.arange(5001, dtype=np.uint32).astype(np.uint8),
+    "odd." + "long name " * 5000: normal("long", 100, dtype=np.float16),
+}
+
+
+MIXTURE = {
+    f"model.layers.1.mlp.experts.{expert}.{name}.weight": normal(f"{expert}{name}", 32, 64)
+    for expert in range(6)
+    for name in ("down_proj", "up_proj")
+}
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("source") / "m"
+    return write_checkpoint(folder, {**small_tensors(), **ODD, **MIXTURE})
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"dtype": "float32"},
+        {"quant": "int4"},
+        {"quant": "nvfp4", "global_scale": True, "experts": "stacked"},
+    ],
+    ids=str,
+)
+def test_runs_and_memory_change_nothing(
+    source: Path, tmp_path: Path, options: dict[str, Any]
+) -> None:
+    wanted = blobstore.import_model(source, store=MemoryStore(), jobs=1, **options).digest
+    told: list[tuple[int, str]] = []
+    for chunk, jobs, more in ((LEAST, 8, 10**8), (4096, 2, 0)):
+        store = open_store(tmp_path / str(chunk))
+        told.clear()
+        with chunks_of(chunk):
+            result = blobstore.import_model(
+                source,
+                store=store,
+                jobs=jobs,
+                memory=least_memory(jobs) + more,
+                progress=lambda nbytes, name: told.append((nbytes, name)),
+                **options,
+            )
+        assert result.digest == wanted
+        assert sum(nbytes for nbytes, _ in told) == result.source_bytes
+        assert wrong_digests(store) == []
+
+
+def test_too_few_threads_and_too_little_memory_are_usage_errors(source: Path, store: Store) -> None:
+    with pytest.raises(errors.UsageError, match="-1"):
+        blobstore.import_model(source, store=store, jobs=-1)
+    with pytest.raises(errors.UsageError, match="8 threads") as caught:
+        blobstore.import_model(source, store=store, jobs=8, memory=least_memory(8) - 1)
+    assert f"{least_memory(8):,}" in str(caught.value.hint)
+    assert not store.root.exists()
+
+
+@pytest.mark.parametrize(
+    ("kind", "after", "jobs"),
+    [(ZeroDivisionError, 0, 1), (KeyboardInterrupt, 10_000, 8), (errors.StorageError, 100_000, 8)],
+)
+def test_an_error_of_the_progress_function_is_that_error(
+    source: Path, store: Store, jobs: int, kind: type[BaseException], after: int
+) -> None:
+    """Also at the last run of a blob, and whatever other threads wait for."""
+    done = 0
+
+    def progress(nbytes: int, blob: str) -> None:
+        nonlocal done
+        done += nbytes
+        if done >= after:
+            raise kind(blob)
+
+    with chunks_of(LEAST), pytest.raises(kind):
+        blobstore.import_model(source, store=store, quant="int4", jobs=jobs, progress=progress)
+    assert list(store.models()) == []
+    assert list(store.root.glob(".blobstore/tmp/*")) == []
+
+
+@pytest.mark.parametrize("jobs", [1, 16])
+def test_the_error_is_the_same_by_any_threads(store: Store, tmp_path: Path, jobs: int) -> None:
+    tensors: dict[str, Array] = {"0.good.weight": normal("g", 32, 64)}
+    tensors["1.slow.weight"] = np.zeros((1000, 1024), np.float32)
+    tensors["1.slow.weight"][-1, -1] = np.nan
+    for number in range(2, 20):
+        tensors[f"{number}.quick.weight"] = np.full((64, 1024), np.inf, np.float32)
+    source = write_checkpoint(tmp_path / "bad", tensors)
+    with pytest.raises(errors.NonFiniteWeightError) as caught:
+        blobstore.import_model(source, store=store, quant="int8", jobs=jobs)
+    assert (caught.value.tensor, caught.value.index) == ("1.slow.weight", (999, 1023))
+    assert list(store.models()) == []
+    assert list((store.root / ".blobstore/tmp").iterdir()) == []
+
+
+# Options that contradict each other or the tensors
+
+UP = "model.layers.0.mlp.up_proj.weight"
+NORM = "model.layers.0.input_layernorm.weight"
+ONES = np.ones(64, np.float32)
+
+
+@pytest.fixture
+def tiny(tmp_path: Path) -> Path:
+    return write_checkpoint(tmp_path / "tiny")
+
+
+@pytest.mark.parametrize(
+    ("options", "names"),
+    [
+        ({"qaunt": "int4"}, "'qaunt'"),
+        ({"rules": "*=int4"}, "rules"),
+        ({"alignment": 2**26}, "power of two"),
+        ({"requantize": True}, "quantization type"),
+        ({"pure": True}, "quantization type"),
+        ({"pure": True, "quant": "int4", "target_bpw": 5.0}, "target"),
+        ({"importance": {UP: ONES}, "quant": "int4"}, "method search"),
+        ({"global_scale": True, "quant": "mxfp4"}, "nvfp4"),
+    ],
+)
+def test_options_that_are_wrong_use(tiny: Path, options: dict[str, Any], names: str) -> None:
+    with pytest.raises(errors.UsageError, match=names):
+        blobstore.plan_import(tiny, **options)
+
+
+@pytest.mark.parametrize(
+    ("vectors", "names"),
+    [
+        ({"nobody.weight": ONES}, "'nobody.weight'"),
+        ({NORM: ONES}, NORM),
+        ({UP: np.ones(65, np.float32)}, "65 values for 64 columns"),
+        ({UP: np.where(np.arange(64) == 5, -1, ONES)}, "column 5"),
+        ({UP: np.where(np.arange(64) == 5, np.nan, ONES)}, "column 5"),
+        ({UP: np.ones((1, 64), np.float32)}, "[1, 64]"),
+    ],
+)
+def test_wrong_importance(tiny: Path, tmp_path: Path, vectors: dict[str, Any], names: str) -> None:
+    file = tmp_path / "importance.safetensors"
+    file.write_bytes(safetensors_bytes({name: v.astype("f4") for name, v in vectors.items()}))
+    for importance in (vectors, file):
+        with pytest.raises(errors.UsageError, match="importance") as caught:
+            blobstore.plan_import(tiny, importance=importance, quant="int4", method="search")
+        assert names in caught.value.message
+
+
+def test_a_name_that_a_global_scale_needs_is_refused(store: Store, tmp_path: Path) -> None:
+    tensors = {"x.weight": normal("x", 32, 64), "x.weight.global_scale": normal("g", 1)}
+    source = write_checkpoint(tmp_path / "m", tensors)
+    with pytest.raises(errors.UnsupportedSourceError, match=r"x\.weight\.global_scale"):
+        blobstore.import_model(source, "m", store=store, quant="nvfp4", global_scale=True)
+    assert not list(store.root.rglob("sha256-*"))

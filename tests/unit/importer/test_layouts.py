@@ -19,7 +19,7 @@ from support.layouts import (
 
 import blobstore
 from blobstore.errors import MissingFileError, NotFoundError, UnsupportedSourceError
-from blobstore.formats.documents import FILE_MEDIA_TYPE, Descriptor
+from blobstore.formats.documents import FILE_MEDIA_TYPE
 from blobstore.inspection.listing import stored_coverage
 from blobstore.names import ModelName
 from blobstore.store.local.store import Store
@@ -84,18 +84,18 @@ def test_a_modelfile_of_the_source_keeps_its_name(store: Store, tmp_path: Path) 
     assert "'Modelfile.blobstore'" in note
 
 
-@pytest.mark.parametrize("name", ["../x", "A/.GIT/x", "model.safetensors", "chat_template.jinja/x"])
-def test_hostile_names_of_files_are_refused(store: Store, tmp_path: Path, name: str) -> None:
+def test_hostile_names_of_files_are_refused(store: Store, tmp_path: Path) -> None:
     manifest = blobstore.import_model(instruct(tmp_path / "in"), M, store=store).manifest
     some = manifest.file("chat_template.jinja")
     assert some is not None
-    evil = Descriptor(media_type=FILE_MEDIA_TYPE, digest=some.digest, size=some.size, name=name)
-    with store.session() as session:
-        session.publish(M, replace(manifest, layers=(*manifest.layers, evil)))
-    with pytest.raises(UnsupportedSourceError):
-        blobstore.export_model("m", tmp_path / "out" / "deep", store=store)
-    assert not (tmp_path / "x").exists()
-    assert not any((tmp_path / "out").rglob("*"))
+    for name in ("../x", "A/.GIT/x", "model.safetensors", "chat_template.jinja/x"):
+        with store.session() as session:
+            layers = (*manifest.layers, replace(some, name=name))
+            session.publish(M, replace(manifest, layers=layers))
+        with pytest.raises(UnsupportedSourceError):
+            blobstore.export_model("m", tmp_path / "out" / "deep", store=store)
+        assert not (tmp_path / "x").exists()
+        assert not any((tmp_path / "out").rglob("*"))
 
 
 def test_hidden_files_do_not_change_a_models_id(store: Store, tmp_path: Path) -> None:

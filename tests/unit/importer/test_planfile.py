@@ -30,16 +30,10 @@ def mixture(folder: Path) -> Path:
     return write_checkpoint(folder, small_tensors() | {n: normal(n, 64, 64) for n in names})
 
 
-def assert_same(plan: ImportPlan, expected: ImportPlan) -> None:
-    """Fail unless both plans make and say the same."""
-    assert list(entries_of(plan.blobs)) == list(entries_of(expected.blobs))
-    assert plan.config.encode() == expected.config.encode()
-    assert [layer.name for layer in plan.layers] == [layer.name for layer in expected.layers]
-    assert (plan.coverage, plan.notes) == (expected.coverage, expected.notes)
-    assert (plan.relative_errors, plan.stored_bytes) == (
-        expected.relative_errors,
-        expected.stored_bytes,
-    )
+def made_and_said(plan: ImportPlan) -> list[object]:
+    names = [layer.name for layer in plan.layers]
+    said = (plan.coverage, plan.notes, plan.relative_errors, plan.stored_bytes)
+    return [list(entries_of(plan.blobs)), plan.config.encode(), names, *said]
 
 
 def travelled(plan: ImportPlan, folder: Path) -> ImportPlan:
@@ -49,7 +43,7 @@ def travelled(plan: ImportPlan, folder: Path) -> ImportPlan:
     text = path.read_bytes()
     write_plan(again, path)
     assert path.read_bytes() == text
-    assert_same(again, plan)
+    assert made_and_said(again) == made_and_said(plan)
     return again
 
 
@@ -69,7 +63,7 @@ def test_every_option(options: dict[str, Any], tmp_path: Path) -> None:
     assert run_plan(again, M, MemoryStore()).digest == run_plan(plan, M, MemoryStore()).digest
 
 
-@pytest.mark.parametrize("name", ["c_sharded", "e_fp8_moe", "f_ct_nvfp4"])
+@pytest.mark.parametrize("name", ["e_fp8_moe", "f_ct_nvfp4"])
 def test_sources_of_every_kind(name: str, tmp_path: Path) -> None:
     travelled(plan_import(write_source(tmp_path / "sources", name), profile="ollama"), tmp_path)
 
@@ -104,10 +98,6 @@ def test_blobs_made_by_others_are_published_once(tmp_path: Path) -> None:
     assert made == {str(layer.digest) for layer in result.manifest.tensor_layers}
 
 
-def touched(folder: Path) -> None:
-    os.utime(folder / "model.safetensors", (1, 1))
-
-
 def rewritten(folder: Path) -> None:
     path = folder / "model.safetensors"
     status = path.stat()
@@ -115,25 +105,16 @@ def rewritten(folder: Path) -> None:
     os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
 
 
-def removed(folder: Path) -> None:
-    (folder / "notes.txt").unlink()
-
-
-def with_other_config(folder: Path) -> None:
-    with (folder / "config.json").open("a") as file:
-        file.write(" ")
-
-
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        (touched, "model.safetensors"),
+        (lambda folder: os.utime(folder / "model.safetensors", (1, 1)), "model.safetensors"),
         (rewritten, "tensors"),
-        (removed, "notes.txt"),
-        (with_other_config, "config.json"),
+        (lambda folder: (folder / "notes.txt").unlink(), "notes.txt"),
+        (lambda folder: (folder / "config.json").write_text("{ }"), "config.json"),
     ],
 )
-def test_a_changed_source(change: Callable[[Path], None], says: str, tmp_path: Path) -> None:
+def test_a_changed_source(change: Callable[[Path], object], says: str, tmp_path: Path) -> None:
     folder = write_checkpoint(tmp_path / "m")
     (folder / "notes.txt").write_text("kept")
     write_plan(plan_import(folder), tmp_path / "plan.json")
@@ -190,12 +171,16 @@ def places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
         yield from places(child, (*path, key))
 
 
-@pytest.mark.parametrize("evil", [None, 2**63, "../../../../etc/passwd", {"x": 1}], ids=str)
+EVIL = (None, "../../../../etc/passwd", 2**63, {"x": 1})
+"""Each place of a plan gets two of them."""
+
+
 def test_whatever_is_changed_ends_in_a_typed_error_or_in_a_plan_that_can_be_carried_out(
-    document: dict[str, Any], tmp_path: Path, evil: Any
+    document: dict[str, Any], tmp_path: Path
 ) -> None:
     refused = accepted = 0
-    for path in list(places(document))[1:]:
+    every = enumerate(list(places(document))[1:])
+    for path, evil in ((path, evil) for number, path in every for evil in EVIL[number % 2 :: 2]):
         changed = copy.deepcopy(document)
         parent: Any = changed
         for key in path[:-1]:

@@ -1,12 +1,14 @@
 """Weights stored as ``[..., in, out]``: grouped along the inputs, and restored."""
 
+import itertools
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from support.arrays import bits_of_parts
-from support.checkpoints import BF16, normal, write_checkpoint
+from support.checkpoints import BF16, normal, safetensors_bytes, write_checkpoint
 from support.chunks import LEAST, chunks_of
 
 import blobstore
@@ -21,6 +23,8 @@ from blobstore.formats.safetensors.header import Header, lay_out
 from blobstore.inspection.comparison import diff_models
 from blobstore.inspection.quality import measure_quality
 from blobstore.kernels.quantize import quantize
+from blobstore.source.inventory import read_inventory
+from blobstore.source.weights import SourceReaders
 from blobstore.store.local.store import Store
 from blobstore.store.stored import stored_tensors
 
@@ -52,9 +56,9 @@ def turned(array: Array) -> Array:
     return np.ascontiguousarray(array.swapaxes(-1, -2))
 
 
-@pytest.mark.parametrize("chunk", [LEAST, 2**22])
 @pytest.mark.parametrize(
-    ("quant", "dtype"), [("int4", BF16), ("nvfp4", np.float32), ("mxfp4", np.float16)], ids=str
+    ("quant", "dtype", "chunk"),
+    [("int4", BF16, LEAST), ("nvfp4", np.float32, 2**22), ("mxfp4", np.float16, LEAST)],
 )
 def test_along_inputs(store: Store, tmp_path: Path, quant: str, dtype: Any, chunk: int) -> None:
     tensors = fused(dtype)
@@ -67,6 +71,19 @@ def test_along_inputs(store: Store, tmp_path: Path, quant: str, dtype: Any, chun
             wanted = quantize(turned(tensors[name]), kind or "", group_size=size)
             assert bits_of_parts(model[name].numpy()) == bits_of_parts(wanted)
         assert {name for name in model if model[name].transposed} == {GATE_UP, DOWN}
+
+
+def test_values_of_every_range(tmp_path: Path) -> None:
+    for shape in ((5, 3), (2, 1, 3, 4)):
+        array = normal("w", *shape)
+        (tmp_path / "m.safetensors").write_bytes(safetensors_bytes({"x.weight": array}))
+        weight = read_inventory(tmp_path / "m.safetensors").weights[0].as_transposed()
+        wanted = turned(array).reshape(-1)
+        with closing(SourceReaders()) as readers:
+            for start, end in itertools.combinations(range(array.size + 1), 2):
+                values = readers.values(weight, start, end - start)
+                assert values.tobytes() == wanted[start:end].tobytes()
+        assert [array[weight.stored_index(at)] for at in range(array.size)] == wanted.tolist()
 
 
 def test_an_export_of_our_form_stores_the_same_again_and_can_be_quantized_again(

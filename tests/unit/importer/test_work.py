@@ -1,4 +1,4 @@
-"""Many workers make a plan's blobs, and one commit its model; what is lost is a typed error."""
+"""Workers make the blobs of plans and of lists of models; what is lost is a typed error."""
 
 import itertools
 import json
@@ -16,7 +16,9 @@ from support.many import sharded_checkpoint
 from support.streaming import SMALL, streamed
 
 import blobstore
-from blobstore.errors import BlobStoreError, CorruptDataError, DocumentError, UnfinishedPlanError
+from blobstore import errors
+from blobstore.cli.main import run
+from blobstore.importer.batch import work_on_batch
 from blobstore.importer.planfile import write_plan
 from blobstore.importer.run import import_model, plan_import
 from blobstore.importer.worker import commit_plan, shard_of, tasks_of, work_on_plan
@@ -34,8 +36,13 @@ def home() -> MemoryStore:
 
 
 @pytest.fixture
-def plan(tmp_path: Path) -> Path:
-    return written_plan(sharded_checkpoint(tmp_path / "m", 4), tmp_path)
+def source(tmp_path: Path) -> Path:
+    return sharded_checkpoint(tmp_path / "m", 4)
+
+
+@pytest.fixture
+def plan(source: Path, tmp_path: Path) -> Path:
+    return written_plan(source, tmp_path)
 
 
 def written_plan(source: Path, folder: Path, quant: str = "int4") -> Path:
@@ -69,7 +76,7 @@ def test_the_manifest_is_that_of_one_machine(plan: Path, store: Store, kind: str
 
 def test_tasks_that_are_not_done(plan: Path, home: MemoryStore) -> None:
     work_on_plan(plan, shard=(0, 4), store=home)
-    with pytest.raises(UnfinishedPlanError) as error:
+    with pytest.raises(errors.UnfinishedPlanError) as error:
         commit_plan(plan, "m", store=home)
     assert error.value.tasks == (1, 2, 3)
     assert not home.manifests.names()
@@ -78,7 +85,7 @@ def test_tasks_that_are_not_done(plan: Path, home: MemoryStore) -> None:
 def test_receipts_of_another_plan_are_made_again(plan: Path, home: MemoryStore) -> None:
     work_all(plan, home)
     written_plan(plan.parent / "m", plan.parent, "int8")
-    with pytest.raises(DocumentError, match="task 0"):
+    with pytest.raises(errors.DocumentError, match="task 0"):
         commit_plan(plan, "m", store=home)
     work_all(plan, home)
     assert commit_plan(plan, "m", store=home).manifest.raw == alone(plan.parent / "m", "int8")
@@ -88,29 +95,28 @@ def changed(key: str, value: Any) -> Callable[[bytes], bytes]:
     return lambda text: json.dumps({**json.loads(text), key: value}).encode()
 
 
-@pytest.mark.parametrize(
-    "damage",
-    [
-        lambda text: text[: len(text) // 2],
-        changed("version", 1),
-        changed("task", 3),
-        changed("blobs", []),
-        lambda text: re.sub(rb'"size": *[0-9]+', b'"size":1', text, count=1),
-    ],
-    ids=["cut", "version", "task", "blobs", "size"],
+DAMAGE = (
+    lambda text: text[: len(text) // 2],
+    changed("version", 1),
+    changed("task", 3),
+    changed("blobs", []),
+    lambda text: re.sub(rb'"size": *[0-9]+', b'"size":1', text, count=1),
 )
+
+
 def test_a_damaged_receipt_is_an_error_of_commit_and_made_again_by_work(
-    damage: Callable[[bytes], bytes], plan: Path, home: MemoryStore
+    plan: Path, home: MemoryStore
 ) -> None:
     work_on_plan(plan, store=home)
     path = receipts(plan)[1]
     sound = path.read_bytes()
-    path.write_bytes(damage(sound))
-    with pytest.raises(DocumentError, match=r"000001.json") as error:
-        commit_plan(plan, "m", store=home)
-    assert error.value.rule == "P3"
-    assert work_on_plan(plan, store=home).made == 1
-    assert path.read_bytes() == sound
+    for damage in DAMAGE:
+        path.write_bytes(damage(sound))
+        with pytest.raises(errors.DocumentError, match=r"000001.json") as error:
+            commit_plan(plan, "m", store=home)
+        assert error.value.rule == "P3"
+        assert work_on_plan(plan, store=home).made == 1
+        assert path.read_bytes() == sound
 
 
 def test_a_receipt_that_is_a_link_is_unread(plan: Path, home: MemoryStore, tmp_path: Path) -> None:
@@ -118,7 +124,7 @@ def test_a_receipt_that_is_a_link_is_unread(plan: Path, home: MemoryStore, tmp_p
     path = receipts(plan)[0]
     path.rename(tmp_path / "elsewhere")
     path.symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(BlobStoreError):
+    with pytest.raises(errors.BlobStoreError):
         commit_plan(plan, "m", store=home)
 
 
@@ -127,7 +133,7 @@ def test_a_store_that_lost_blobs(plan: Path, store: Store) -> None:
     kept = store.root / ".blobstore" / "kept"
     lost = json.loads(receipts(plan)[2].read_bytes())["blobs"][0]["digest"]
     (kept / lost.replace(":", "-")).unlink()
-    with pytest.raises(UnfinishedPlanError) as error:
+    with pytest.raises(errors.UnfinishedPlanError) as error:
         commit_plan(plan, "m", store=store)
     assert error.value.tasks == (2,)
     assert work_on_plan(plan, store=store).made == 1
@@ -148,7 +154,7 @@ def test_swapped_digests_are_found_by_verify(plan: Path, store: Store, kind: str
     )
     for receipt, text in texts.items():
         receipt.write_text(text.replace(one, "?").replace(other, one).replace("?", other))
-    with pytest.raises(UnfinishedPlanError):
+    with pytest.raises(errors.UnfinishedPlanError):
         commit_plan(plan, "n", store=home, verify=True)
     assert home.manifests.names() == []
 
@@ -207,5 +213,93 @@ def test_a_worker_to_which_the_server_declares_another_digest(tmp_path: Path) ->
         for declared in ("", f" {Digest.of(b'')}"):
             files[name] = state + declared
             path.write_text(json.dumps(document))
-            with pytest.raises(CorruptDataError, match="since the plan"):
+            with pytest.raises(errors.CorruptDataError, match="since the plan"):
                 work_on_plan(path, store=MemoryStore())
+
+
+# Lists of models, worked on by one worker or several, each error by itself
+
+
+def listed(folder: Path, *models: str) -> Path:
+    path = folder / "models.toml"
+    path.write_text("".join(f"[[model]]\n{model}\n" for model in models))
+    return path
+
+
+def test_two_workers_import_all_models(source: Path, tmp_path: Path) -> None:
+    home = MemoryStore()
+    path = listed(
+        tmp_path,
+        f'source = "{source}"\nname = "a:int4"\nquant = "int4"',
+        f'source = "{source}"\nname = "b"\nrules = ["*.up_proj.*=int8"]',
+    )
+    first = work_on_batch(path, shard=(0, 2), store=home)
+    assert [one.waits_for > 0 for one in first] == [True, True]
+    second = work_on_batch(path, shard=(1, 2), store=home)
+    assert [one.waits_for for one in second] == [0, 0]
+    peer = MemoryStore()
+    digests = [
+        import_model(source, "a:int4", store=peer, quant="int4").digest,
+        import_model(source, "b", store=peer, rules=["*.up_proj.*=int8"]).digest,
+    ]
+    assert [one.digest for one in second] == digests
+    again = work_on_batch(path, store=home)
+    assert [(one.made, one.digest) for one in again] == [(0, digest) for digest in digests]
+    with pytest.raises(errors.UsageError, match="2/2"):
+        work_on_batch(path, shard=(2, 2), store=home)
+
+
+def test_the_error_of_one_model_stops_no_other(source: Path, tmp_path: Path) -> None:
+    home = MemoryStore()
+    path = listed(
+        tmp_path,
+        f'source = "{tmp_path / "missing"}"\nname = "a"',
+        f'source = "{source}"\nname = "b:int8"\nquant = "int4"',
+        f'source = "{source}"\nname = "c"',
+        f'source = "{source}"\nname = "d"\nquant = "int5"',
+    )
+    found = work_on_batch(path, store=home)
+    assert [one.error is None for one in found] == [False, False, True, False]
+    assert [str(name) for name in home.manifests.names()] == ["c:latest"]
+    (tmp_path / "m").rename(tmp_path / "missing")  # the first is mended, the third has gone
+    again = work_on_batch(path, store=home)
+    assert [one.error is None for one in again] == [True, False, False, False]
+
+
+USUAL = "source = 's'\nname = 'a'\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "named"),
+    [
+        ("[[model]", "TOML"),
+        ("[[model]]\nsource = 's'\nname = '../a'", "model.0.name:"),
+        (f"[[model]]\n{USUAL}quantt = 'int4'", "model.0.quantt:"),
+        (f"[[model]]\n{USUAL}rules = [1]", "model.0.rules.0:"),
+        (f"[[model]]\n{USUAL}target_bpw = inf", "target_bpw:"),
+        (f"[[model]]\n{USUAL}" * 2, "model.1.name:"),
+    ],
+)
+def test_what_is_not_a_list_of_models(text: str, named: str, tmp_path: Path) -> None:
+    path = tmp_path / "models.toml"
+    path.write_text(text)
+    with pytest.raises(errors.DocumentError, match=named) as error:
+        work_on_batch(path, store=MemoryStore())
+    assert error.value.rule == "P4"
+
+
+def test_the_command_reports_fails_and_shows_no_secrets(
+    source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    models = ['source = "http://me:SECRET@localhost:1/m.safetensors?sig=SECRET"\nname = "b"']
+    path = listed(tmp_path, f'source = "{source}"\nname = "a"', *models)
+    line = ["work", "--batch", str(path), "--store", str(tmp_path / "store")]
+    assert run([*line, "--json"]) == 1
+    shown = capsys.readouterr()
+    report = json.loads(shown.out)
+    assert [model["state"] for model in report["models"]] == ["imported", "failed"]
+    assert report["models"][1]["source"] == "http://localhost:1/m.safetensors"
+    assert run(line) == 1
+    again = capsys.readouterr()
+    assert "failed" in again.out
+    assert "SECRET" not in shown.out + shown.err + again.out + again.err
