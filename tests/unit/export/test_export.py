@@ -98,7 +98,7 @@ def test_sources_that_were_quantized(
     (source / "hf_quant_config.json").write_text("{}")
     manifest = blobstore.import_model(source, "m", store=store).manifest
     result = blobstore.export_model("m", tmp_path / "out", store=store)
-    nested = {"text_config": {}} if "text_config" in claim else {}
+    nested: dict[str, Any] = {"text_config": {}} if "text_config" in claim else {}
     assert json.loads((tmp_path / "out" / "config.json").read_bytes()) == LLAMA_CONFIG | nested
     assert not (tmp_path / "out" / "hf_quant_config.json").exists()
     assert len(result.notes) == 2

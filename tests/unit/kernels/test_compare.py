@@ -75,10 +75,9 @@ def test_weights_beyond_the_largest_small_float_count(kernel: kernels.Kernel) ->
     ):
         kind = kernels.quantization_of(quant_type)
         values = np.array([*weights, *[0] * (32 - len(weights))], F32)
-        words, scales = np.zeros(kind.quant_type.bits, np.uint32), np.uint8([one])
-        parts: Stored = QuantizedArray(
-            words, scales.repeat(32 // kind.group_size), None, None, kind
-        )
+        words = np.zeros(kind.quant_type.bits, np.uint32)
+        scales = np.full(32 // kind.group_size, one, np.uint8)
+        parts: Stored = QuantizedArray(words, scales, None, None, kind)
         assert kernels.compare(values, parts, kernel=kernel).beyond == beyond
 
 

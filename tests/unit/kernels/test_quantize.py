@@ -2,6 +2,7 @@
 
 import platform
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from itertools import product
@@ -70,6 +71,7 @@ def test_results_do_not_depend_on_how_rows_are_cut(quant_type: str) -> None:
     searched = {"method": "search", "importance": random_importance(256)}
     choices: list[dict[str, Any]] = [{}, searched]
     for options in choices:
+        quantized: Callable[..., QuantizedArray[Array]]
         quantized = partial(kernels.quantize, quant_type=quant_type, **options)
         whole = quantized(weights)
         for jobs in (2, 7, 10**4):

@@ -243,7 +243,8 @@ def test_a_quantized_tensor_is_its_parts_in_every_library(pycode: Model) -> None
 
 
 def test_dequantize_gives_new_arrays_rounded_to_a_dtype(pycode: Model) -> None:
-    kinds = {"float32": np.float32, "bfloat16": ml_dtypes.bfloat16, "float16": np.float16}
+    kinds: dict[str, Any] = {"float32": np.float32, "float16": np.float16}
+    kinds["bfloat16"] = ml_dtypes.bfloat16
     for tensor in (pycode[UP], pycode["model.norm.weight"]):
         for dtype, kind in kinds.items():
             array = tensor.dequantize(dtype)

@@ -64,10 +64,11 @@ def test_what_does_not_fit_is_refused_with_the_reason() -> None:
 
 
 def test_no_error_of_mlx_lm_leaves_raw() -> None:
-    changes = {"model_type": "nope"}, {"hidden_size": None}, {"num_hidden_layers": 10**9}
-    for change in changes:
+    changes: dict[str, Any] = {"model_type": "nope", "hidden_size": None}
+    changes["num_hidden_layers"] = 10**9
+    for key, value in changes.items():
         with pytest.raises(UnsupportedSourceError, match=r"model m: "):
-            plan_network(config_of(PYCODE) | change, tensors_of(PYCODE), "m")
+            plan_network(config_of(PYCODE) | {key: value}, tensors_of(PYCODE), "m")
     with (
         pytest.raises(UnsupportedSourceError, match="mlx-lm can't build model m: SystemExit: 1"),
         mlx_lm_errors("build", "m"),
