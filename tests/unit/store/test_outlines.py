@@ -1,13 +1,13 @@
 """Outlines: for any blobs, the names and forms of the tensors themselves, or the same error."""
 
 import json
-import math
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given, strategies as st
-from support.checkpoints import raw_safetensors
+from support.checkpoints import BF16, safetensors_bytes
 from support.stores import layer_by_hand
 
 from blobstore import open_store
@@ -18,15 +18,15 @@ from blobstore.store.local.store import Store
 from blobstore.store.stored_model import ModelOutline, StoredModel
 
 CONFIG = {"quantization": {"bits": 4, "group_size": 32}}
-WIDTH = {"U32": 4, "BF16": 2, "F32": 4, "U8": 1}
-ARRAYS: dict[str, dict[str, tuple[str, list[int]]]] = {
-    "plain": {"": ("BF16", [2, 64])},
-    "codes": {"": ("U32", [2, 64])},
-    "int4": {"": ("U32", [2, 8]), ".scale": ("BF16", [2, 2]), ".bias": ("BF16", [2, 2])},
-    "int8": {"": ("U32", [2, 16]), ".scale": ("BF16", [2, 1]), ".bias": ("BF16", [2, 1])},
-    "broken": {"": ("U32", [2, 8]), ".scale": ("BF16", [2, 2])},
-    "nvfp4": {"": ("U32", [2, 8]), ".scale": ("U8", [2, 4])},
-    "global": {"": ("U32", [2, 8]), ".scale": ("U8", [2, 4]), ".global_scale": ("F32", [1])},
+U8, U32, F32 = np.uint8, np.uint32, np.float32
+ARRAYS: dict[str, dict[str, tuple[Any, ...]]] = {
+    "plain": {"": (BF16, 2, 64)},
+    "codes": {"": (U32, 2, 64)},
+    "int4": {"": (U32, 2, 8), ".scale": (BF16, 2, 2), ".bias": (BF16, 2, 2)},
+    "int8": {"": (U32, 2, 16), ".scale": (BF16, 2, 1), ".bias": (BF16, 2, 1)},
+    "broken": {"": (U32, 2, 8), ".scale": (BF16, 2, 2)},
+    "nvfp4": {"": (U32, 2, 8), ".scale": (U8, 2, 4)},
+    "global": {"": (U32, 2, 8), ".scale": (U8, 2, 4), ".global_scale": (F32, 1)},
 }
 """The stored arrays of a tensor of 2 rows and 64 columns, by kind and what follows its name."""
 SAID = {"int8": ("int8", "64"), "nvfp4": ("nvfp4", "16"), "global": ("nvfp4", "16")}
@@ -53,19 +53,14 @@ def metadata_of(name: str, kind: str, how: str | None) -> dict[str, str]:
 
 def blob_of(tensors: Sequence[tuple[str, str, str | None]], salt: int) -> bytes:
     """Return a blob with these tensors; the first of a name counts."""
-    entries: dict[str, Any] = {}
+    arrays: dict[str, Any] = {}
     metadata: dict[str, str] = {}
-    offset = 0
     for name, kind, how in tensors:
-        if name in entries:
-            continue
-        for after, (dtype, shape) in ARRAYS[kind].items():
-            end = offset + WIDTH[dtype] * math.prod(shape)
-            entries[name + after] = {"dtype": dtype, "shape": shape, "data_offsets": [offset, end]}
-            offset = end
-        metadata |= metadata_of(name, kind, how)
-    header = {"__metadata__": metadata, **entries} if metadata else entries
-    return raw_safetensors(header, bytes([salt]) * offset)
+        if name not in arrays:
+            for after, (dtype, *shape) in ARRAYS[kind].items():
+                arrays[name + after] = np.full(shape, salt, dtype)
+            metadata |= metadata_of(name, kind, how)
+    return safetensors_bytes(arrays, metadata)
 
 
 def model_of(store: Store, blobs: Sequence[bytes]) -> StoredModel:

@@ -18,7 +18,7 @@ from blobstore.store.transfer import transfer
 from blobstore.testing.blobs import M, N, commit, data_of
 
 TWO = b"two"
-BF16 = bytes(3) * 1_500_000 + data_of(500_000)
+BF16 = bytes(4_500_000) + data_of(500_000)
 """More than two frames."""
 
 
@@ -71,9 +71,6 @@ def test_a_pipe_whose_reader_goes_away(store: MemoryStore) -> None:
         save_models(["m", "n"], pipe, store=store)
 
 
-# When a file appears
-
-
 def test_a_file_that_exists_is_kept(tmp_path: Path, store: MemoryStore) -> None:
     path = tmp_path / "a.tar"
     path.write_bytes(b"mine")
@@ -90,19 +87,17 @@ def test_a_file_that_exists_is_kept(tmp_path: Path, store: MemoryStore) -> None:
     assert list(tmp_path.iterdir()) == [path]
 
 
-@pytest.mark.parametrize("place", ["a.tar", ".a.tar.saving"])
-def test_only_files_are_replaced(tmp_path: Path, store: MemoryStore, place: str) -> None:
+def test_only_files_are_replaced(tmp_path: Path, store: MemoryStore) -> None:
     """A pipe in place of the file, and a link in place of the temporary one."""
-    other = tmp_path / "other"
+    other, pipe = tmp_path / "other", tmp_path / "a.tar"
     other.write_bytes(b"mine")
-    if place == "a.tar":
-        os.mkfifo(tmp_path / place)
-    else:
-        (tmp_path / place).symlink_to(other)
-    with pytest.raises(StorageError):
-        save_models("m", tmp_path / "a.tar", store=store, replace=True)
+    os.mkfifo(pipe)
+    (tmp_path / ".b.tar.saving").symlink_to(other)
+    for path in (pipe, tmp_path / "b.tar"):
+        with pytest.raises(StorageError):
+            save_models("m", path, store=store, replace=True)
     assert other.read_bytes() == b"mine"
-    assert set(tmp_path.iterdir()) == {other, tmp_path / place}
+    assert set(tmp_path.iterdir()) == {other, pipe, tmp_path / ".b.tar.saving"}
 
 
 def test_two_at_once_and_what_a_killed_one_left(tmp_path: Path, store: MemoryStore) -> None:
@@ -117,17 +112,11 @@ def test_two_at_once_and_what_a_killed_one_left(tmp_path: Path, store: MemorySto
     assert path.stat().st_size < 10_000_000
 
 
-# Failures
-
-
-@pytest.mark.parametrize(("name", "at"), [("a.tar", len(BF16) - 1), ("a.tar.zst", 0)])
-def test_damage_anywhere_in_a_blob(tmp_path: Path, store: MemoryStore, name: str, at: int) -> None:
-    damaged = bytearray(BF16)
-    damaged[at] ^= 1
-    store.blobs.all[Digest.of(BF16)] = bytes(damaged)
-    with pytest.raises(DigestMismatchError) as caught:
-        save_models(["n", "m"], tmp_path / name, store=store)
-    assert caught.value.blob == str(Digest.of(BF16))
+def test_the_last_byte_of_a_blob_is_damaged(tmp_path: Path, store: MemoryStore) -> None:
+    """Without compression: contract/test_archives.py."""
+    store.blobs.all[Digest.of(BF16)] = BF16[:-1] + bytes((BF16[-1] ^ 1,))
+    with pytest.raises(DigestMismatchError):
+        save_models(["n", "m"], tmp_path / "a.tar.zst", store=store)
     assert list(tmp_path.iterdir()) == []
 
 

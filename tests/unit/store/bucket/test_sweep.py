@@ -5,7 +5,7 @@ import time
 from concurrent.futures import Future, ThreadPoolExecutor
 
 import pytest
-from support.buckets import HookedBucket, keys_of, memory_store, same
+from support.buckets import HookedBucket, keys_of, same
 
 from blobstore.errors import BlobStoreError, BusyError, NotFoundError, StorageError
 from blobstore.formats.oci import Signature
@@ -19,17 +19,18 @@ from blobstore.store.care.prune import prune
 from blobstore.testing.blobs import M, N, blobs_of, commit, manifest_of
 
 
-def with_unneeded(store: BucketStore, *blobs: bytes) -> BucketStore:
-    """Write blobs that no manifest names, and one model; return the store."""
-    commit(store, "kept", b"kept")
-    for data in blobs:
-        store.bucket.put(blob_key(Digest.of(data)), data)
-    return store
+@pytest.fixture
+def bucket() -> HookedBucket:
+    return HookedBucket()
 
 
 @pytest.fixture
-def store() -> BucketStore:
-    return with_unneeded(memory_store(), b"one")
+def store(bucket: HookedBucket) -> BucketStore:
+    """A store with a model and a blob that no manifest names."""
+    store = BucketStore(bucket)
+    commit(store, "kept", b"kept")
+    bucket.put(blob_key(Digest.of(b"one")), b"one")
+    return store
 
 
 def prune_all(store: BucketStore, wait_s: float = 0) -> set[Digest]:
@@ -48,13 +49,12 @@ def put_sweep(bucket: Bucket, phase: str, *, lease_s: float) -> None:
     bucket.put(SWEEP, encode(said | {"blobs": [Digest.of(b"one").hex]}))
 
 
-def test_unneeded_blobs_are_removed() -> None:
-    store = with_unneeded(memory_store(), b"one", b"two")
+def test_unneeded_blobs_are_removed(store: BucketStore) -> None:
     before = keys_of(store.bucket)
     result = prune(store, grace_s=0, sole_owner=True, dry_run=True)
-    assert len(result.removed) == 2
+    assert len(result.removed) == 1
     assert keys_of(store.bucket) == before
-    assert prune_all(store) == {Digest.of(b"one"), Digest.of(b"two")}
+    assert prune_all(store) == {Digest.of(b"one")}
     assert left_in(store) == {b"kept"}
     assert read_sweep(store.bucket)[1] is None
     assert keys_of(store.bucket, LEASES) == set()
@@ -65,9 +65,6 @@ def test_young_blobs_are_spared(store: BucketStore) -> None:
     result = prune(store, grace_s=3600)
     assert (result.removed, [blob.size for blob in result.spared]) == ((), [3])
     assert left_in(store) == {b"kept", b"one"}
-
-
-# The order of leases
 
 
 def test_a_clean_up_refuses_beside_a_session_and_runs_after_it(store: BucketStore) -> None:
@@ -81,9 +78,7 @@ def test_a_clean_up_refuses_beside_a_session_and_runs_after_it(store: BucketStor
     assert blobs_of(store, "m") == [b"new"]
 
 
-def test_a_clean_up_waits_for_a_session_that_was_there_before_it() -> None:
-    bucket = HookedBucket()
-    store = with_unneeded(BucketStore(bucket), b"one")
+def test_a_clean_up_waits_for_sessions(bucket: HookedBucket, store: BucketStore) -> None:
     with ThreadPoolExecutor(1) as pool:
         with same(store).session() as session:
             session.put(b"one")
@@ -96,9 +91,8 @@ def test_a_clean_up_waits_for_a_session_that_was_there_before_it() -> None:
     assert blobs_of(store, "m") == [b"one"]
 
 
-def test_a_session_waits_for_an_earlier_clean_up(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sessions_wait_for_a_clean_up(store: BucketStore, monkeypatch: pytest.MonkeyPatch) -> None:
     """It begins when the clean-up is about to remove a blob, which it then writes again."""
-    store = with_unneeded(BucketStore(HookedBucket()), b"one")
     other = HookedBucket(same(store).bucket)
     asks = threading.Event()
     other.after = lambda key: asks.set() if key.startswith(LEASES) else None
@@ -119,13 +113,13 @@ def test_a_session_waits_for_an_earlier_clean_up(monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.parametrize("phase", ["deleting", "idle"])
-def test_what_a_killed_clean_up_left_is_ended(phase: str) -> None:
-    store = with_unneeded(memory_store(), b"one", b"two")
+def test_what_a_killed_clean_up_left_is_ended(store: BucketStore, phase: str) -> None:
+    store.bucket.put(blob_key(Digest.of(b"two")), b"two")
     put_sweep(store.bucket, phase, lease_s=0)
     commit(store, "m", b"one")
-    assert blobs_of(store, "m") == [b"one"]
     put_sweep(store.bucket, phase, lease_s=0)
     assert prune_all(store) == {Digest.of(b"two")}
+    assert blobs_of(store, "m") == [b"one"]
     assert read_sweep(store.bucket)[1] is None
 
 
@@ -153,9 +147,7 @@ def test_a_lease_or_state_that_can_not_be_read_counts(store: BucketStore, raw: b
     assert keys_of(store.bucket, LEASES) == set()
 
 
-def test_a_clean_up_that_was_taken_for_dead_stops() -> None:
-    bucket = HookedBucket()
-    store = with_unneeded(BucketStore(bucket), b"one")
+def test_a_clean_up_that_was_taken_for_dead_stops(bucket: HookedBucket, store: BucketStore) -> None:
     writes: list[str] = []
 
     def replace(key: str) -> None:
@@ -170,8 +162,8 @@ def test_a_clean_up_that_was_taken_for_dead_stops() -> None:
     assert left_in(store) == {b"kept", b"one"}
 
 
-def test_a_lease_is_renewed_while_its_session_lives() -> None:
-    bucket, renewed = HookedBucket(), threading.Event()
+def test_a_lease_is_renewed_while_its_session_lives(bucket: HookedBucket) -> None:
+    renewed = threading.Event()
     written: list[str] = []
 
     def note(key: str) -> None:
@@ -187,9 +179,7 @@ def test_a_lease_is_renewed_while_its_session_lives() -> None:
     assert not keys_of(bucket, LEASES)
 
 
-def test_a_session_whose_lease_has_lapsed_checks_all_its_blobs(
-    store: BucketStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_lapsed_session_checks_blobs(store: BucketStore, monkeypatch: pytest.MonkeyPatch) -> None:
     """As if the machine had been asleep for three hours."""
     clock = time.clock_gettime
     with store.session() as session:
@@ -198,9 +188,6 @@ def test_a_session_whose_lease_has_lapsed_checks_all_its_blobs(
         store.bucket.delete([blob_key(Digest.of(b"new"))])  # as a clean-up after the lease expired
         with pytest.raises(NotFoundError):
             session.publish(M, manifest_of(b"new"))
-
-
-# Obstacles
 
 
 @pytest.mark.parametrize(
@@ -237,8 +224,7 @@ def test_a_bucket_without_any_models_is_not_emptied(store: BucketStore) -> None:
     assert left_in(store) == set()
 
 
-def test_signatures_of_removed_models_go() -> None:
-    store = memory_store()
+def test_signatures_of_removed_models_go(store: BucketStore) -> None:
     for name, data in (("m", b"one"), ("n", b"two")):
         commit(store, name, data)
         store.signatures.add(M, manifest_of(data).digest, [Signature.of(b"payload", data)])

@@ -2,7 +2,9 @@
 
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -17,10 +19,12 @@ from support.stores import (
 )
 
 import blobstore
-from blobstore.errors import NotFoundError, StorageError, UsageError
+from blobstore.errors import CorruptDataError, NotFoundError, StorageError, UsageError
+from blobstore.formats.oci import Signature
 from blobstore.importer.repair import repair_model
 from blobstore.inspection.listing import list_models
-from blobstore.store.care.prune import DAY_S, PruneResult, prune, undo_prune
+from blobstore.names import Digest, ModelName
+from blobstore.store.care.prune import DAY_S, prune, undo_prune
 from blobstore.store.care.usage import measure_usage
 from blobstore.store.care.verify import verify
 from blobstore.store.local.store import Store
@@ -37,7 +41,7 @@ def aged(store: Store, data: bytes, age_s: float = 2 * DAY_S) -> Path:
 
 
 def contents(store: Store) -> set[bytes]:
-    return {path.read_bytes() for path in (store.root / "blobs").iterdir()}
+    return {path.read_bytes() for path in store.blobs.path.iterdir()}
 
 
 def trashed(store: Store) -> list[bytes]:
@@ -85,9 +89,7 @@ def test_young_blobs_are_spared(store: Store) -> None:
     assert [blob.size for blob in prune(store, grace_s=3600).removed] == [5]
 
 
-def test_a_manifest_that_appears_before_the_lock_is_had_saves_its_blobs(
-    store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_manifest_that_appears_saves_blobs(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     """The decision that counts is the one of the lock's holder."""
     commit_model(store, "m", b"one")
     path = aged(store, b"two")
@@ -117,7 +119,7 @@ def test_what_is_no_blob_of_ours_stays(store: Store, tmp_path: Path) -> None:
     (store.root / ".blobstore/tmp/foreign").mkdir(parents=True)
     result = prune(store, grace_s=0, sole_owner=True)
     assert [blob.size for blob in result.removed] == [6]
-    left = {path.name for path in (store.root / "blobs").iterdir()}
+    left = {path.name for path in store.blobs.path.iterdir()}
     assert left == {*odd, blob_path(store, b"one").name}
     assert (store.root / ".blobstore/tmp/foreign").is_dir()
 
@@ -139,14 +141,12 @@ def test_undo_never_replaces_what_the_store_has_again(store: Store) -> None:
 
 def test_a_prune_that_was_killed_half_way_can_be_undone_or_repeated(store: Store) -> None:
     """What is in the trash already comes back, or goes with the next clean-up."""
-    for data in (b"a", b"b", b"c"):
-        aged(store, data)
-    store.trash.take([blob_path(store, b"a")])  # as far as it came
+    paths = [aged(store, data) for data in (b"a", b"b", b"c")]
+    store.trash.take(paths[:1])  # as far as it came
     assert len(undo_prune(store).restored) == 1
     assert contents(store) == {b"a", b"b", b"c"}
-    os.utime(blob_path(store, b"a"), (0, 0))
-    store.trash.take([blob_path(store, b"a")])
-    store.trash.take([blob_path(store, b"b")])
+    store.trash.take(paths[:1])
+    store.trash.take(paths[1:2])
     result = prune(store, forget=True)
     assert (len(result.removed), result.freed) == (1, 2)
     assert trashed(store) == [b"c"]
@@ -165,25 +165,20 @@ def test_manifests_on_a_missing_disk_are_not_taken_for_none(store: Store, tmp_pa
     assert contents(store) == {b"one"}
 
 
-LIBRARY = "manifests/registry.ollama.ai"
-
-
 def fill(store: Store, *names: str) -> None:
-    """Commit a model of each name, with a blob of its own and one that all share; all are old."""
+    """Commit a model of each name, with a blob of its own and one that all share."""
     for name in names:
         commit_model(store, name, name.encode(), b"shared")
-    for path in (store.root / "blobs").iterdir():
-        os.utime(path, (0, 0))
 
 
-def unmount(store: Store, folder: str) -> None:
-    (store.root / folder).rename(store.root.parent / "unmounted")
-    (store.root / folder).mkdir()
-
-
-def mount(store: Store, folder: str) -> None:
-    (store.root / folder).rmdir()
-    (store.root.parent / "unmounted").rename(store.root / folder)
+@contextmanager
+def unmounted(folder: Path) -> Iterator[None]:
+    """Put an empty folder in its place."""
+    aside = folder.rename(folder.parents[1] / "unmounted")
+    folder.mkdir()
+    yield
+    folder.rmdir()
+    aside.rename(folder)
 
 
 def ollama_rm(store: Store, name: str) -> None:
@@ -192,8 +187,7 @@ def ollama_rm(store: Store, name: str) -> None:
     blob_path(store, name.encode()).unlink()
 
 
-def prune_all(store: Store, *, forget: bool = False, dry_run: bool = False) -> PruneResult:
-    return prune(store, grace_s=0, sole_owner=True, forget=forget, dry_run=dry_run)
+prune_all = partial(prune, grace_s=0, sole_owner=True)
 
 
 def is_refused(store: Store, snapshot: Snapshot, *texts: str) -> None:
@@ -208,14 +202,12 @@ def is_refused(store: Store, snapshot: Snapshot, *texts: str) -> None:
     assert snapshot(store) == before
 
 
-def test_an_empty_folder_of_manifests_is_refused_and_all_is_there_when_it_is_mounted(
-    store: Store, snapshot: Snapshot
-) -> None:
+def test_an_unmounted_folder_of_manifests_is_refused(store: Store, snapshot: Snapshot) -> None:
     fill(store, "a", "b")
-    unmount(store, "manifests")
-    place = str(store.root / "manifests")
-    is_refused(store, snapshot, "a:latest", place, "mounted?", "`forget=True`", "blobstore repair")
-    mount(store, "manifests")
+    place = store.root / "manifests"
+    says = ("a:latest", str(place), "mounted?", "`forget=True`", "blobstore repair")
+    with unmounted(place):
+        is_refused(store, snapshot, *says)
     assert prune_all(store).removed == ()
     assert [str(name) for name in store.manifests.names()] == ["a:latest", "b:latest"]
 
@@ -243,14 +235,12 @@ def test_blobs_on_an_unmounted_disk(store: Store, snapshot: Snapshot, tmp_path: 
     """Blobs of imports are still known when they return, and the trash is not emptied."""
     source = write_checkpoint(tmp_path / "source", small_tensors())
     blobstore.import_model(source, "m", store=store)
-    layer_by_hand(store, "", b"orphan")
-    os.utime(blob_path(store, b"orphan"), (0, 0))
+    aged(store, b"orphan")
     prune(store)
-    unmount(store, "blobs")
     journal = (store.root / ".blobstore/hints/journal").read_bytes()
-    is_refused(store, snapshot, str(store.root / "blobs"), "mounted?")
+    with unmounted(store.blobs.path):
+        is_refused(store, snapshot, str(store.blobs.path), "mounted?")
     assert (store.root / ".blobstore/hints/journal").read_bytes() == journal
-    mount(store, "blobs")
     assert prune(store).freed == len(b"orphan")
 
 
@@ -258,14 +248,14 @@ def test_who_means_it_says_so_and_can_take_it_back(store: Store, tmp_path: Path)
     """Blobs and copies come back; a repair makes the model seen again without its source."""
     blobstore.import_model(write_checkpoint(tmp_path / "s"), "a", store=store, quant="int4")
     commit_model(store, "b", b"b")
-    blobs = {path.name for path in (store.root / "blobs").iterdir()}
+    blobs = store.blobs.digests()
     raw = manifest_path(store, "a").read_bytes()
     for name in ("a", "b"):
         manifest_path(store, name).unlink()
     result = prune_all(store, forget=True)
     assert [str(name) for name in result.forgotten] == ["a:latest", "b:latest"]
     assert undo_prune(store).without_manifest == result.forgotten
-    assert {path.name for path in (store.root / "blobs").iterdir()} == blobs
+    assert store.blobs.digests() == blobs
     assert repair_model("a", "no longer there", store=store).manifest_restored
     assert manifest_path(store, "a").read_bytes() == raw
     assert verify(store).is_sound
@@ -273,14 +263,89 @@ def test_who_means_it_says_so_and_can_take_it_back(store: Store, tmp_path: Path)
 
 def test_rm_spares_what_a_lost_model_needs(store: Store) -> None:
     fill(store, "a", "example.org/team/b")
-    unmount(store, LIBRARY)
-    removal = store.remove("example.org/team/b")
+    with unmounted(store.root / "manifests/registry.ollama.ai"):
+        removal = store.remove("example.org/team/b")
     assert [blob.size for blob in removal.removed] == [len(b"example.org/team/b")]
     assert [blob.size for blob in removal.kept] == [len(b"shared")]
     assert "a:latest" in (removal.reason or "")
-    mount(store, LIBRARY)
     assert store.blobs.missing(store.manifest("a").descriptors) == []
     ollama_rm(store, "a")
     commit_model(store, "c", b"shared")
     removal = store.remove("c")  # it is no lost model that Ollama removed
     assert (len(removal.removed), removal.reason) == (1, None)
+
+
+# Signatures in the folder: durable, limited, removed with the last model of a manifest
+
+
+M = ModelName.parse("m")
+ONE, TWO = Signature.of(b"one", b"\x01"), Signature.of(b"two", b"\x02")
+
+
+def folder_of(store: Store, digest: Digest) -> Path:
+    return store.root / ".blobstore" / "signatures" / digest.hex
+
+
+def signed(store: Store, *blobs: bytes) -> Digest:
+    """Store a model with two signatures; return the digest of its manifest."""
+    digest = commit_model(store, "m", b"blob", *blobs).digest
+    assert store.signatures.add(M, digest, [ONE, TWO]) == 2
+    return digest
+
+
+def backdate(*paths: Path) -> None:
+    for path in paths:
+        os.utime(path, (time.time() - 2 * DAY_S,) * 2)
+
+
+def test_a_damaged_file_is_an_error(store: Store) -> None:
+    digest = signed(store)
+    path = min(folder_of(store, digest).iterdir())
+    path.write_bytes(path.read_bytes()[:-1])
+    with pytest.raises(CorruptDataError, match="is damaged") as caught:
+        store.signatures.read(M, digest)
+    assert caught.value.path == str(path)
+
+
+def test_links_are_not_followed(store: Store, tmp_path: Path) -> None:
+    digest = signed(store)
+    place, elsewhere = folder_of(store, digest), tmp_path / "elsewhere"
+    place.rename(elsewhere)
+    place.symlink_to(elsewhere)
+    for act in (
+        lambda: store.signatures.read(M, digest),
+        lambda: store.signatures.add(M, digest, [ONE]),
+    ):
+        with pytest.raises(StorageError, match="symbolic link"):
+            act()
+    prune(store)
+    assert len(list(elsewhere.iterdir())) == 2
+
+
+def test_prune_removes_those_of_the_last_model(store: Store) -> None:
+    """Not while a copy of the manifest exists: a lost model can be repaired, and is signed then."""
+    digest = signed(store)
+    store.move("m", "n")
+    other = signed(store, b"more")
+    raw = manifest_path(store, "n").read_bytes()
+    manifest_path(store, "n").unlink()
+    backdate(folder_of(store, digest), folder_of(store, other))
+    prune(store)
+    assert len(store.signatures.read(M, digest)) == 2
+    manifest_path(store, "n").parent.mkdir(exist_ok=True)
+    manifest_path(store, "n").write_bytes(raw)
+    store.remove("n")
+    prune(store)
+    assert not folder_of(store, digest).exists()
+    assert len(store.signatures.read(M, other)) == 2
+
+
+def test_prune_removes_what_no_model_has_and_what_is_old(store: Store) -> None:
+    gone = Digest("ab" * 32)
+    store.signatures.add(M, gone, [ONE])
+    assert prune(store).leftovers == ()
+    backdate(folder_of(store, gone))
+    assert [left.path for left in prune(store, dry_run=True).leftovers] == [folder_of(store, gone)]
+    assert folder_of(store, gone).exists()
+    assert [left.nbytes for left in prune(store).leftovers] == [len(ONE.encode())]
+    assert not folder_of(store, gone).exists()

@@ -1,15 +1,19 @@
-"""Blobs without a manifest: what killed imports left is taken over or removed; no living one's."""
+"""Blobs without a manifest: what killed imports left is taken over or removed. Hints of them."""
 
 import os
 import time
+from collections.abc import Callable
 from contextlib import closing, suppress
 from pathlib import Path
 
 import pytest
 from support.stores import blob_path, commit_model, process
 
+from blobstore.errors import LimitExceededError
 from blobstore.formats.documents import Descriptor, Manifest
 from blobstore.names import Digest, ModelName
+from blobstore.store.care.prune import prune
+from blobstore.store.hints import MOST_BYTES, HintFile
 from blobstore.store.local import session as session_module
 from blobstore.store.local.store import Store
 
@@ -30,8 +34,7 @@ with open_store(sys.argv[1]).session() as session:
 
 
 def age(path: Path, age_s: float) -> None:
-    then = time.time() - age_s
-    os.utime(path, (then, then))
+    os.utime(path, (time.time() - age_s,) * 2)
 
 
 def leave(parent: Path, name: str, finished: bytes = b"one", age_s: float = 0) -> Path:
@@ -46,13 +49,12 @@ def leave(parent: Path, name: str, finished: bytes = b"one", age_s: float = 0) -
 
 def interrupted(store: Store) -> Path:
     """Interrupt an import when it has finished a blob of key KEY; return the blob's file."""
-    with suppress(KeyboardInterrupt), store.session() as begun:
-        begun.note(KEY, begun.put(b"one"))
-        with closing(begun.writer(10, lambda _: None)) as writer:
+    with suppress(KeyboardInterrupt), store.session() as session:
+        session.note(KEY, session.put(b"one"))
+        with closing(session.writer(10, lambda _: None)) as writer:
             writer.put(0, b"half")
         raise KeyboardInterrupt
-    (left,) = store.kept.left.iterdir()
-    return left
+    return next(store.kept.left.iterdir())
 
 
 def names(folder: Path) -> list[str]:
@@ -63,9 +65,6 @@ def names(folder: Path) -> list[str]:
 @pytest.fixture
 def parent(store: Store) -> Path:
     return store.root / ".blobstore/tmp"
-
-
-# Left by killed imports
 
 
 @pytest.mark.parametrize("age_s", [DAY_S - 1000, DAY_S + 1000])
@@ -164,15 +163,73 @@ def test_two_sessions_publish_one_kept_blob(store: Store, parent: Path) -> None:
     assert not path.exists()
 
 
-@pytest.mark.parametrize("change", ["damaged", "a link", "missing"])
-def test_what_is_not_the_kept_blob_is_not_found(store: Store, change: str) -> None:
-    path = keep(store)
-    if change == "damaged":
-        path.write_bytes(b"0ne")
-    else:
-        path.rename(store.root / "moved")
-    if change == "a link":
-        path.symlink_to(store.root / "moved")
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda path, _: path.write_bytes(b"0ne"),
+        lambda path, moved: path.symlink_to(path.rename(moved)),
+        Path.rename,
+    ],
+)
+def test_only_the_kept_blob_is_found(store: Store, change: Callable[[Path, Path], object]) -> None:
+    change(keep(store), store.root / "moved")
     with store.session() as session:
         for key in (KEY, ONE.hex, "x", "../../moved"):
             assert session.recall(key, 3, verify=True) is None
+
+
+# Hints: what was noted is found again, whatever else is in the files
+
+
+KEYS = [f"{number:064x}" for number in range(3)]
+
+
+def test_a_file_that_was_torn_at_any_byte_loses_that_line_only(tmp_path: Path) -> None:
+    """A killed import, or a full disk, may end a file anywhere. The next import adds to it."""
+    path = tmp_path / "file"
+    HintFile(path).add([(KEYS[0], "first")])
+    whole = path.read_bytes()
+    for end in range(len(whole)):
+        path.write_bytes(whole[:end])
+        HintFile(path).add([(KEYS[1], "second")])
+        expected = {KEYS[1]: "second"} | ({KEYS[0]: "first"} if end >= len(whole) - 1 else {})
+        assert HintFile(path).read() == expected, end
+
+
+@pytest.mark.parametrize(
+    "foreign",
+    [bytes(range(256)) * 40, b"a" * 500_000, b"%b text 00000000\n" % KEYS[2].encode()],
+    ids=["noise", "one vast line", "a wrong sum"],
+)
+def test_foreign_bytes_are_passed_over(tmp_path: Path, foreign: bytes) -> None:
+    path = tmp_path / "file"
+    HintFile(path).add([(KEYS[0], "first")])
+    path.write_bytes(foreign + b"\n" + path.read_bytes() + foreign)
+    HintFile(path).add([(KEYS[1], "second")])
+    assert HintFile(path).read() == {KEYS[0]: "first", KEYS[1]: "second"}
+
+
+def test_a_result_is_read_back_and_replaced_and_goes_with_the_last_model(store: Store) -> None:
+    digest = commit_model(store, "m", b"one").digest.hex
+    name, gone = f"quality/{digest}", f"quality/{'0' * 64}"
+    assert store.results.read(name) is None
+    for place, text in ((name, b"old"), (name, b"new"), (gone, b"gone"), ("verify", b"sound")):
+        store.results.keep(place, text)
+    path, found = store.results.read(name) or ("", b"")
+    assert (Path(path).read_bytes(), found) == (b"new", b"new")
+    folder = store.root / ".blobstore/results/quality"
+    (folder / f"{digest}.json.0123456789abcdef").write_bytes(b"unfinished")
+    (folder / "notes.txt").write_bytes(b"of another program")
+    prune(store)
+    assert {file.name for file in folder.iterdir()} == {f"{digest}.json", "notes.txt"}
+    assert (store.results.read("verify") or ("", b""))[1] == b"sound"
+
+
+def test_a_large_result_is_neither_kept_nor_read(store: Store) -> None:
+    store.root.mkdir()
+    store.results.keep("verify", bytes(MOST_BYTES + 1))
+    assert store.results.read("verify") is None
+    store.results.keep("verify", b"1")
+    os.truncate(store.root / ".blobstore/results/verify.json", MOST_BYTES + 1)
+    with pytest.raises(LimitExceededError, match="at most"):
+        store.results.read("verify")

@@ -1,24 +1,29 @@
 """Two at once: imports, removals and readers in one folder; a model is opened as a whole."""
 
 import errno
+import fcntl
 import os
+import sys
 import time
 from collections.abc import Callable
+from contextlib import ExitStack, nullcontext
+from itertools import count
 from pathlib import Path
-from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
 from support.arrays import plain
 from support.checkpoints import safetensors_bytes, write_checkpoint
 from support.clock import Clock
-from support.stores import blob_path, commit_model, descriptor, link_by_hand, meanwhile
+from support.stores import blob_path, commit_model, descriptor, link_by_hand, meanwhile, process
 
 import blobstore
-from blobstore.errors import BusyError, CorruptDataError
+from blobstore.errors import BusyError, CorruptDataError, StorageError
 from blobstore.formats.documents import Manifest
 from blobstore.store.care.prune import prune
-from blobstore.store.local.store import Store, open_store
+from blobstore.store.local.locks import StoreLock
+from blobstore.store.local.store import Store, open_store, pack
 from blobstore.store.ports import Removal
 
 
@@ -36,24 +41,16 @@ def in_mid_commit(monkeypatch: pytest.MonkeyPatch, store: Store, act: Callable[[
 
 
 def test_a_sibling_is_removed_in_mid_commit(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And with it their folder, for a moment."""
     commit_model(store, "x:old", b"old")
     other = open_store(store.root, wait_s=0)
-    in_mid_commit(monkeypatch, store, lambda: other.remove("x:old"))
-    commit_model(store, "x:new", b"new")
-    assert sizes(store) == {"x:new": 3}
-
-
-def test_a_folder_is_removed_in_mid_commit(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder = store.root / "manifests/registry.ollama.ai/library/x"
-    removed: list[Path] = []
 
     def remove() -> None:
-        os.removedirs(folder)
-        removed.append(folder)
+        other.remove("x:old")
+        os.removedirs(store.root / "manifests/registry.ollama.ai/library/x")
 
     in_mid_commit(monkeypatch, store, remove)
     commit_model(store, "x:new", b"new")
-    assert removed
     assert sizes(store) == {"x:new": 3}
 
 
@@ -82,22 +79,13 @@ def test_names_change_one_after_the_other(
     change(store)
 
 
-def test_a_blob_is_replaced_while_it_is_opened(
-    store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_blob_is_replaced_while_opened(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     """On FUSE a name is looked up, then its target is opened, which was just replaced."""
     commit_model(store, "m", b"one")
-    real, replaced = os.open, [os.fspath(blob_path(store, b"one"))]
-
-    def opened(path: Path | str, *arguments: Any, **options: Any) -> int:
-        if os.fspath(path) in replaced:
-            replaced.clear()
-            raise FileNotFoundError(errno.ENOENT, "no such file or directory", path)
-        return real(path, *arguments, **options)
-
-    monkeypatch.setattr(os, "open", opened)
+    replaced = Mock(side_effect=FileNotFoundError(errno.ENOENT, "no such file or directory"))
+    meanwhile(monkeypatch, "open", blob_path(store, b"one"), replaced)
     store.blobs.check(descriptor(b"one"))
-    assert replaced == []
+    assert replaced.called
 
 
 FIRST, SECOND, OTHER = (
@@ -152,9 +140,7 @@ def test_a_store_that_may_not_be_written_to_can_be_opened(store: Store) -> None:
     assert set(blobstore.open_model("m", store=store)) == {"first"}
 
 
-def test_a_model_that_is_replaced_while_it_is_opened_is_opened_as_it_is_then(
-    store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_model_is_replaced_while_opened(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without a lease: another program acts between reading a manifest and opening blobs."""
     link_by_hand(store, "m", {"first": FIRST, "second": SECOND})
 
@@ -176,3 +162,98 @@ def test_a_blob_that_is_cut_under_an_open_model_is_an_error_and_no_signal(store:
         for use in (tensor.numpy, tensor.raw, tensor.dequantize, model.verify):
             with pytest.raises(CorruptDataError, match="was truncated"):
                 use()
+
+
+# The store's lock: shared by writers, exclusive for a clean-up; who waits learns who holds it
+
+
+HOLD = """
+import fcntl, sys
+file = open(sys.argv[1], "rb")
+fcntl.flock(file, fcntl.LOCK_SH)
+print("ready", flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "made" / "lock"
+
+
+def busy(path: Path) -> BusyError:
+    with pytest.raises(BusyError) as caught, StoreLock(path).exclusive(0):
+        pass
+    return caught.value
+
+
+@pytest.mark.parametrize("held", ["shared", "exclusive"])
+def test_sharers_share_and_one_excludes(path: Path, held: str) -> None:
+    with getattr(StoreLock(path), held)():
+        assert busy(path).path == str(path)
+        refused = pytest.raises(BusyError) if held == "exclusive" else nullcontext()
+        with refused, StoreLock(path).shared(0):
+            pass
+    with StoreLock(path).exclusive(0):
+        pass
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux says who holds a lock")
+def test_those_who_live_are_named(path: Path) -> None:
+    """Death frees a lock."""
+    with StoreLock(path).shared(), process(HOLD, path) as other:
+        names = [f"process {pid}" for pid in (os.getpid(), other.pid)]
+        assert [name in busy(path).message for name in names] == [True, True]
+        other.kill()
+        other.wait()
+        assert [name in busy(path).message for name in names] == [True, False]
+    with StoreLock(path).exclusive(0):
+        pass
+
+
+@pytest.mark.parametrize("goes_at", [2, None])
+def test_a_machine_that_sleeps_uses_up_no_patience(
+    path: Path, monkeypatch: pytest.MonkeyPatch, goes_at: int | None
+) -> None:
+    """Every try takes an hour: a holder that goes is noticed, and one that stays is an error."""
+    clock, tries = Clock(), count(1)
+    with ExitStack() as held:
+        held.enter_context(StoreLock(path).exclusive())
+
+        def sleep(_seconds: float) -> None:
+            clock.sleep(3600)
+            if next(tries) == goes_at:
+                held.close()
+
+        monkeypatch.setattr(time, "monotonic", clock)
+        monkeypatch.setattr(time, "sleep", sleep)
+        with nullcontext() if goes_at else pytest.raises(BusyError), StoreLock(path).shared(10):
+            pass
+    assert next(tries) == (3 if goes_at else 21)
+
+
+def test_it_is_flock_so_that_other_programs_can_take_it(store: Store) -> None:
+    commit_model(store, "m", b"one")
+    lock = store.root / ".blobstore" / "lock"
+    store = open_store(store.root, wait_s=0)
+    with lock.open("r+b") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        with pytest.raises(BusyError):
+            commit_model(store, "n", b"two")
+        assert [str(name) for name, _ in store.models()] == ["m:latest"]
+        fcntl.flock(file, fcntl.LOCK_SH)
+        commit_model(store, "n", b"two")
+
+
+@pytest.mark.parametrize("name", ["", "tmp", "copies", "lock", "packed", "packed/blobs"])
+def test_nothing_is_written_through_a_link(store: Store, tmp_path: Path, name: str) -> None:
+    (elsewhere := tmp_path / "elsewhere").mkdir()
+    commit_model(store, "m", b"one")
+    pack(store, "m")
+    link = store.root / ".blobstore" / name
+    if link.exists():
+        link.rename(tmp_path / "aside")
+    link.symlink_to(elsewhere)
+    with pytest.raises(StorageError, match="symbolic link"):
+        commit_model(store, "n", b"two")
+    assert list(elsewhere.iterdir()) == []

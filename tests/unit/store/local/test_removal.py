@@ -1,16 +1,26 @@
 """cp, mv and rm: names share blobs; a removal deletes only blobs that nobody can need."""
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from support.newer import PLACE, linked, manifest_of
-from support.stores import blob_path, commit_model, layer_by_hand, manifest_path
+from hypothesis import given, settings, strategies as st
+from support.newer import PLACE, linked, list_of, manifest_of, reference
+from support.stores import blob_path, commit_model, layer_by_hand, link_by_hand, manifest_path
 
-from blobstore.errors import BlobStoreError, DocumentError, NotFoundError, StorageError
+import blobstore
+from blobstore.errors import (
+    AmbiguousNameError,
+    BlobStoreError,
+    DocumentError,
+    NotFoundError,
+    StorageError,
+    UsageError,
+)
+from blobstore.names import Digest, ModelName
 from blobstore.store.care.prune import prune
 from blobstore.store.care.usage import measure_usage
+from blobstore.store.care.verify import verify
 from blobstore.store.local.store import Store, open_store
 
 Snapshot = Callable[[Store], dict[str, str]]
@@ -72,71 +82,59 @@ def test_the_manifest_goes_before_the_blobs(store: Store) -> None:
     assert not manifest_path(store, "m").exists()
 
 
-def broken(store: Store) -> None:
-    manifest_path(store, "other").write_bytes(b"{")
+def older(change: Callable[[Path], object]) -> Callable[[Store], object]:
+    return lambda store: change(manifest_path(store, "other"))
 
 
-def odd_name(store: Store) -> None:
-    manifest_path(store, "other").with_name("latest~").write_bytes(b"may be an older Ollama's")
-
-
-def link(store: Store) -> None:
-    manifest_path(store, "other").symlink_to("/nowhere")
-
-
-def linked_folder(store: Store) -> None:
+def linked_folder(path: Path) -> None:
     """Link the folder of manifests to another, which has the model ``m`` again."""
-    folder, outside = manifest_path(store, "other").parent, store.root / "outside"
+    outside = path.parents[4] / "outside"
     outside.mkdir()
-    (outside / "latest").write_bytes(manifest_path(store, "m").read_bytes())
-    folder.rmdir()
-    folder.symlink_to(outside)
+    (outside / "latest").write_bytes((path.parents[1] / "m" / "latest").read_bytes())
+    path.parent.rmdir()
+    path.parent.symlink_to(outside)
 
 
-def newer(store: Store, place: str = PLACE) -> Path:
-    """Link a newer manifest; return its blob."""
-    return linked(store, manifest_of(store, b"three", b"four"), place).resolve()
+def newer(change: Callable[[Path], object], place: str = PLACE) -> Callable[[Store], object]:
+    """Return what links a newer manifest to its blob, and changes the link or the blob."""
+    return lambda store: change(linked(store, manifest_of(store, b"three", b"four"), place))
 
 
-def newer_without_blob(store: Store) -> None:
-    newer(store).unlink()
+def to_another_store(link: Path) -> None:
+    outside = link.resolve().rename(link.parents[5] / link.resolve().name)
+    link.unlink()
+    link.symlink_to(outside)
 
 
-def newer_of_another_store(store: Store) -> None:
-    blob = newer(store)
-    outside = blob.rename(store.root.parent / blob.name)
-    path = store.root / "manifests-v2" / PLACE
-    path.unlink()
-    path.symlink_to(outside)
+def text(raw: str) -> Callable[[Path], object]:
+    def change(link: Path) -> None:
+        link.unlink()
+        link.write_text(raw)
+
+    return change
 
 
-def damaged_newer(store: Store) -> None:
-    newer(store).write_text(json.dumps(manifest_of(store, b"one")))
-
-
-def newer_at_another_depth(store: Store) -> None:
-    newer(store, "ollama.com/new/latest")
-
-
-def newer_text(raw: str) -> Callable[[Store], object]:
-    def make(store: Store) -> None:
-        path = store.root / "manifests-v2" / PLACE
-        path.parent.mkdir(parents=True)
-        path.write_text(raw)
-
-    return make
+OLDER: tuple[Callable[[Path], object], ...] = (
+    lambda path: path.write_bytes(b"{"),
+    lambda path: path.with_name("latest~").write_bytes(b"may be an older Ollama's"),
+    lambda path: path.symlink_to("/nowhere"),
+    linked_folder,
+)
+NEWER: tuple[Callable[[Path], object], ...] = (
+    lambda link: link.resolve().unlink(),
+    lambda link: link.write_bytes(link.read_bytes().replace(b"mlx", b"MLX")),  # another digest
+    to_another_store,
+    text("{"),
+    text('{"schemaVersion": 2, "manifests": [{"digest": "sha256:../../x"}]}'),
+)
 
 
 @pytest.mark.parametrize(
     ("obstacle", "says"),
     [
-        *((make, "other") for make in (broken, odd_name, link, linked_folder)),
-        (newer_without_blob, "manifests-v2"),
-        (newer_of_another_store, "manifests-v2"),
-        (damaged_newer, "manifests-v2"),
-        (newer_at_another_depth, "manifests-v2"),
-        (newer_text("{"), "manifests-v2"),
-        (newer_text('{"manifests": [{"digest": "sha256:../../x"}]}'), "manifests-v2"),
+        *((older(change), "other") for change in OLDER),
+        *((newer(change), "manifests-v2") for change in NEWER),
+        (newer(Path.lstat, "ollama.com/new/latest"), "manifests-v2"),
     ],
 )
 def test_blobs_stay_while_something_that_may_need_them_can_not_be_read(
@@ -168,3 +166,130 @@ def test_blobs_stay_while_another_holds_the_store(store: Store) -> None:
     assert "in use" in (removal.reason or "")
     assert store.manifests.names() == []
     assert blobs(store) == {b"one"}
+
+
+# Names that differ only in case are one model, as for Ollama: writes reuse a spelling
+
+
+def test_cp_and_mv_reuse_a_spelling(store: Store) -> None:
+    commit_model(store, "Qwen:Int4", b"one")
+    commit_model(store, "Team/Other", b"other")
+    assert str(store.copy("qwen:int4", "team/other", replace=True)) == "Team/Other:latest"
+    assert str(store.copy("qwen:int4", "TEAM/new")) == "Team/new:latest"
+    assert str(store.move("team/NEW", "qwen:New")) == "Qwen:New"
+    names = ["Team/Other:latest", "Qwen:Int4", "Qwen:New"]
+    assert list(map(str, store.manifests.names())) == names
+
+
+def test_mv_replaces_no_model_in_another_case(store: Store, snapshot: Snapshot) -> None:
+    commit_model(store, "m", b"one")
+    commit_model(store, "n", b"two")
+    before = snapshot(store)
+    with pytest.raises(UsageError, match="n:latest already exists"):
+        store.move("m", "N")
+    for act in (store.copy, store.move):
+        with pytest.raises(UsageError, match="only in case"):
+            act("M", "m:Latest")
+        act("M", "M")
+    assert snapshot(store) == before
+    store.move("M", "N", replace=True)
+    assert list(map(str, store.manifests.names())) == ["n:latest"]
+
+
+def test_of_two_spellings_the_exact_one_counts(store: Store, snapshot: Snapshot) -> None:
+    for name in ("Qwen", "qwen"):
+        link_by_hand(store, name, {"x": name.encode()})
+    assert str(store.find("qwen")) == "qwen:latest"
+    before = snapshot(store)
+    for act in (
+        lambda: store.find("QWEN"),
+        lambda: store.remove("QWEN"),
+        lambda: store.copy("qwen", "QWEN"),
+        lambda: store.move("qwen", "QWEN"),
+        lambda: blobstore.open_model("QWEN", store=store),
+        lambda: measure_usage(store, ["QWEN"]),
+    ):
+        with pytest.raises(AmbiguousNameError, match="Qwen:latest or qwen:latest") as caught:
+            act()
+        assert caught.value.hint
+    assert snapshot(store) == before
+    assert [blob.size for blob in store.remove("Qwen").removed] == [len(b"Qwen")]
+    assert list(map(str, store.manifests.names())) == ["qwen:latest"]
+
+
+PART = st.sampled_from(["a", "A", "b", "B"])
+NAMES = st.builds(lambda model, tag: ModelName(model=model, tag=tag), PART, PART)
+
+
+@settings(max_examples=20)
+@given(st.lists(NAMES, max_size=4), NAMES)
+def test_a_spelling_is_one_that_is_there_or_none_is(
+    tmp_path_factory: pytest.TempPathFactory, made: list[ModelName], name: ModelName
+) -> None:
+    store = blobstore.open_store(tmp_path_factory.mktemp("s"))
+    for one in made:
+        path = manifest_path(store, str(one))
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch()
+    same = {one for one in made if one.folded == name.folded}
+    if name not in same and len(same) > 1:
+        with pytest.raises(AmbiguousNameError):
+            store.target(name)
+        return
+    found = store.target(name)
+    assert found.folded == name.folded
+    assert found in same or not same
+    assert found == name or name not in same
+
+
+# manifests-v2: blobs of newer manifests stay
+
+
+@pytest.mark.parametrize("levels", [0, 2, None])
+def test_what_can_be_reached_stays_and_the_rest_goes(store: Store, levels: int | None) -> None:
+    """From lists within lists, and from a manifest that is not a link to a blob (None)."""
+    commit_model(store, "m", b"one", b"mine")
+    document = manifest_of(store, b"one", b"two")
+    for _ in range(levels or 0):
+        document = list_of(document, reference(store, manifest_of(store, b"three")))
+    path = linked(store, document)
+    if levels is None:
+        path.resolve().rename(path)
+    needed = store.blobs.digests()
+    layer_by_hand(store, "", b"orphan")
+    usage = measure_usage(store)
+    assert {model.unique for model in usage.models} == {len(b"mine")}
+    assert usage.reclaimable == len(b"orphan")
+    result = prune(store, grace_s=0, sole_owner=True)
+    assert [blob.size for blob in result.removed] == [len(b"orphan")]
+    assert store.blobs.digests() == needed
+    removal = store.remove("m")
+    assert ([blob.size for blob in removal.removed], removal.reason) == ([len(b"mine")], None)
+    assert store.blobs.digests() == needed - {Digest.of(b"mine").hex}
+    assert verify(store).is_sound
+    assert verify(store).odd == ()
+
+
+def test_names_are_those_that_manifests_would_have(store: Store) -> None:
+    document = manifest_of(store, b"one")
+    for place in (
+        "ollama.com/library/a/latest",
+        "registry.ollama.ai/me/b/x",
+        "localhost%3A5000/me/c/y",
+        "hf.co/o/D/Q4_K_M",
+        "ollama.com/library/e/.manifest-1",
+    ):
+        linked(store, document, place)
+    names = ["hf.co/o/D:Q4_K_M", "localhost:5000/me/c:y", "a:latest", "me/b:x"]
+    assert list(map(str, store.newer.names())) == names
+    for name in (*names, "A:Latest", "ollama.com/library/a", "hf.co/o/d:q4_k_m"):
+        assert store.newer.has(ModelName.parse(name)), name
+    assert not store.newer.has(ModelName.parse("localhost/me/c:y"))
+
+
+def test_a_model_that_only_a_newer_ollama_has_is_not_found_and_that_is_said(store: Store) -> None:
+    linked(store, manifest_of(store, b"one"))
+    for name, is_said in (("new", True), ("other", False)):
+        with pytest.raises(NotFoundError) as caught:
+            store.find(name)
+        assert ("manifests-v2" in (caught.value.hint or "")) == is_said

@@ -4,18 +4,27 @@ Publishing heals what is damaged, and refuses what is not whole.
 """
 
 import errno
+import gc
+import mmap
 import os
+import random
+import resource
 import stat
 from collections.abc import Callable
 from contextlib import closing
+from itertools import accumulate, pairwise
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
-from support.stores import blob_path, commit_model, descriptor, manifest_path
+from support.pieces import writing
+from support.stores import blob_path, commit_model, descriptor, manifest_path, open_files
 
 from blobstore.errors import CorruptDataError, StorageError
 from blobstore.formats.documents import Manifest
-from blobstore.names import ModelName
+from blobstore.io.durable import PAGE
+from blobstore.names import Digest, ModelName
+from blobstore.store.local.blobs import FinishedBlob, Stamp
 from blobstore.store.local.store import Store
 
 Snapshot = Callable[[Store], dict[str, str]]
@@ -51,30 +60,25 @@ def test_an_ingest_that_fails_leaves_nothing(store: Store, snapshot: Snapshot) -
 def test_a_commit_heals_a_damaged_blob(store: Store, tmp_path: Path, damaged: bytes | None) -> None:
     commit_model(store, "m", b"one")
     path, outside = blob_path(store, b"one"), tmp_path / "outside"
-    outside.write_bytes(b"eno")
+    path.write_bytes(damaged or b"eno")
     if damaged is None:
-        path.unlink()
-        path.symlink_to(outside)
-    else:
-        path.write_bytes(damaged)
+        path.symlink_to(path.rename(outside))
     commit_model(store, "m", b"one")
     assert path.read_bytes() == b"one"
     assert not path.is_symlink()
-    assert outside.read_bytes() == b"eno"
+    assert damaged or outside.read_bytes() == b"eno"
 
 
-@pytest.mark.parametrize("kind", ["another size", "a folder", "a link"])
-def test_what_is_not_a_blob_is_not_published(store: Store, kind: str) -> None:
+def link(path: Path) -> None:
+    (path.parents[1] / "file").write_bytes(b"one")
+    path.symlink_to(path.parents[1] / "file")
+
+
+@pytest.mark.parametrize("make", [lambda path: path.write_bytes(b"more"), Path.mkdir, link])
+def test_what_is_not_a_blob_is_not_published(store: Store, make: Callable[[Path], object]) -> None:
     path = blob_path(store, b"one")
     path.parent.mkdir(parents=True)
-    match kind:
-        case "another size":
-            path.write_bytes(b"more")
-        case "a folder":
-            path.mkdir()
-        case "a link":
-            (store.root / "file").write_bytes(b"one")
-            path.symlink_to(store.root / "file")
+    make(path)
     with store.session() as session, pytest.raises((CorruptDataError, StorageError)):
         session.publish(NAME, Manifest(layers=(descriptor(b"one"),)))
     assert store.manifests.names() == []
@@ -110,18 +114,94 @@ def test_a_manifest_whose_name_can_not_be_made_durable_is_taken_back(
         assert store.manifest(NAME).layers[0].size == len(older)
 
 
-def test_a_file_system_that_can_not_sync_folders_is_synced_as_a_whole(
-    store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    real, refused = os.fsync, list[int]()
-
-    def fsync(fd: int) -> None:
-        if stat.S_ISDIR(os.fstat(fd).st_mode):
-            refused.append(fd)
-            raise OSError(errno.EINVAL, "invalid argument")
-        real(fd)
-
-    monkeypatch.setattr(os, "fsync", fsync)
+def test_a_disk_that_syncs_no_folder(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    real, refusal = os.fsync, Mock(side_effect=OSError(errno.EINVAL, "invalid argument"))
+    is_folder = lambda fd: stat.S_ISDIR(os.fstat(fd).st_mode)  # noqa: E731
+    monkeypatch.setattr(os, "fsync", lambda fd: refusal(fd) if is_folder(fd) else real(fd))
     commit_model(store, "m", b"one")
-    assert list(map(str, store.manifests.names())) == ["m:latest"]
-    assert refused
+    assert store.manifests.names() == [NAME]
+    assert refusal.called
+
+
+# BlobWriter: pieces at any offsets are one file, hashed in order; errors leave nothing behind
+
+
+DIRECT = 2**18
+DATA = random.Random(1).randbytes(4 * DIRECT)
+
+
+@pytest.mark.parametrize(
+    "lengths",
+    [
+        (0,),
+        (3 * DIRECT + 17,),
+        (1, DIRECT, 7),
+        (PAGE - 1, DIRECT + 2 * PAGE - 1, PAGE),
+        (PAGE + 1, DIRECT + PAGE, DIRECT + 1),
+        (DIRECT - 1, DIRECT - 1),
+    ],
+)
+def test_pieces_that_begin_and_end_within_pages(tmp_path: Path, lengths: tuple[int, ...]) -> None:
+    """A large piece bypasses the page cache, except its ends, which share pages."""
+    ends = list(accumulate(lengths, initial=0))
+    size = ends[-1]
+    whole = memoryview(mmap.mmap(-1, len(DATA)))  # its address is as aligned as its offsets
+    whole[:] = DATA
+    with writing(tmp_path, size) as (writer, made):
+        for begin, end in reversed(list(pairwise(ends))):
+            writer.put(begin, whole[begin:end], aligned=True)
+    (blob,) = made
+    assert blob.path.read_bytes() == DATA[:size]
+    assert blob == FinishedBlob(Digest.of(DATA[:size]), size, tmp_path, Stamp.of(blob.path.stat()))
+    assert list(tmp_path.iterdir()) == [blob.path]
+
+
+def test_a_file_that_ends_in_a_gap_is_an_error(tmp_path: Path) -> None:
+    back: list[int] = []
+    with writing(tmp_path, 200) as (writer, _):
+        writer.put(50, bytes(50), extra=[(100, bytes(100))], gap=100)
+        os.truncate(tmp_path / "x", 150)
+        with pytest.raises(CorruptDataError, match="150 of 200"):
+            writer.put(0, bytes(50), hashed=lambda: back.append(1))
+    assert back == [1]
+
+
+@pytest.mark.parametrize("kind", ["file", "link"])
+def test_what_is_in_the_way_is_an_error_and_stays(tmp_path: Path, kind: str) -> None:
+    path = tmp_path / "x"
+    path.write_bytes(b"mine") if kind == "file" else path.symlink_to("nowhere")
+    before = path.lstat().st_ino
+    with writing(tmp_path, 3) as (writer, _), pytest.raises(StorageError, match="exists") as caught:
+        writer.put(0, b"ab")
+    assert caught.value.path == str(path)
+    assert path.lstat().st_ino == before
+
+
+@pytest.mark.parametrize("room", [0, 1])
+def test_too_many_open_files_leave_none_open(tmp_path: Path, room: int) -> None:
+    """A large blob's file is opened twice."""
+    gc.disable()  # else it may close an earlier test's files meanwhile
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with writing(tmp_path, DIRECT) as (writer, _):
+        taken = [os.open(tmp_path, os.O_RDONLY) for _ in range(room + 1)]
+        resource.setrlimit(resource.RLIMIT_NOFILE, (taken[-1], hard))
+        for fd in taken:
+            os.close(fd)
+        try:
+            with pytest.raises(StorageError, match="too many open files"):
+                writer.put(0, b"abc")
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+            gc.enable()
+    assert not open_files(tmp_path)
+
+
+@pytest.mark.parametrize("syncs", [False, True])
+def test_a_finished_blob_is_synced_where_syncfs_would_not_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, syncs: bool
+) -> None:
+    synced: list[int] = []
+    monkeypatch.setattr(os, "fsync", synced.append)
+    with writing(tmp_path, 9, syncs=syncs) as (writer, _):
+        writer.put(0, DATA[:9])
+    assert len(synced) == syncs

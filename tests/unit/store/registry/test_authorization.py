@@ -1,15 +1,17 @@
-"""Authorization at a registry, against a token server and an API on loopback."""
+"""Authorization at a registry: tokens, realms, challenges."""
 
 import io
 import logging
 import traceback
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from hypothesis import example, given, settings, strategies as st
 from support.clock import Clock
 from support.corpus import refusal
 from support.servers import redirect, server
@@ -30,7 +32,15 @@ from blobstore.io.budget import RetryPolicy
 from blobstore.io.http.client import HttpClient, Request
 from blobstore.io.http.web_addresses import RequestTarget, WebAddress
 from blobstore.store.registry import authorization as authorization_module
-from blobstore.store.registry.authorization import CATALOG, MAX_TOKEN, Authorization, Scope
+from blobstore.store.registry.authorization import (
+    CATALOG,
+    MAX_TOKEN,
+    Authorization,
+    ChallengeError,
+    Scope,
+    parse_challenges,
+    realm_target,
+)
 from blobstore.store.registry.logins import Login, Secret
 
 POLICY = RetryPolicy(connect_s=60, silence_s=60, deadline_s=240, backoff_s=0.001)
@@ -82,9 +92,9 @@ class Rig:
         raise AssertionError("refused for ever")
 
     def denial(self, login: Login | None, scope: Scope = PULL) -> AuthenticationError:
-        error = refusal(lambda: self.ask(self.authorization(login), scope))
-        assert isinstance(error, AuthenticationError)
-        return error
+        with pytest.raises(AuthenticationError) as caught:
+            self.ask(self.authorization(login), scope)
+        return caught.value
 
 
 @pytest.fixture
@@ -108,11 +118,8 @@ def test_a_token_is_fetched_once_for_a_scope(rig: Rig) -> None:
         ["repository:a/b:pull,push", "repository:c/d:pull"],
     ]
     assert {one.authorization for one in rig.tokens.asked} == {basic(USER, PASSWORD)}
-    assert rig.tokens.asked[0].fields == {
-        "client_id": ["blobstore"],
-        "service": [SERVICE],
-        "scope": ["repository:a/b:pull"],
-    }
+    fields = {"client_id": ["blobstore"], "service": [SERVICE], "scope": ["repository:a/b:pull"]}
+    assert rig.tokens.asked[0].fields == fields
     # One 401 in all: later tokens are fetched before they are asked for.
     assert [one.authorization is None for one in rig.api.asked] == [True, *[False] * 5]
 
@@ -223,7 +230,8 @@ def test_a_token_that_expired_early_is_replaced_once(rig: Rig, clock: Clock) -> 
     assert rig.ask(asked, PULL) != first
     rig.api.allows = lambda *_: False
     count = len(rig.tokens.asked)
-    assert isinstance(refusal(lambda: rig.ask(asked, PULL)), AuthenticationError)
+    with pytest.raises(AuthenticationError):
+        rig.ask(asked, PULL)
     assert len(rig.tokens.asked) == count
 
 
@@ -259,13 +267,6 @@ def all_logs(monkeypatch: pytest.MonkeyPatch) -> io.StringIO:
     return text
 
 
-def locals_of(error: BaseException) -> list[str]:
-    """Return what tools that show local variables print for the frames of the package."""
-    walked = traceback.walk_tb(error.__traceback__)
-    frames = traceback.StackSummary.extract(walked, capture_locals=True)
-    return [str(frame.locals) for frame in frames if "/blobstore/" in frame.filename]
-
-
 def test_nothing_secret_is_shown(rig: Rig, all_logs: io.StringIO) -> None:
     """Neither in logs of any library, nor in errors, their tracebacks and their causes."""
     shown: list[str] = []
@@ -278,11 +279,151 @@ def test_nothing_secret_is_shown(rig: Rig, all_logs: io.StringIO) -> None:
             rig.api.challenges = ["Basic"]
             rig.ask(asked, Scope("not/allowed", ("delete",)))
         except AuthenticationError as error:
-            shown += [*locals_of(error), repr(error), repr(vars(error))]
-            shown += traceback.format_exception(error)
+            walked = traceback.walk_tb(error.__traceback__)
+            frames = traceback.StackSummary.extract(walked, capture_locals=True)
+            shown += [str(one.locals) for one in frames if "/blobstore/" in one.filename]
+            shown += [repr(error), repr(vars(error)), *traceback.format_exception(error)]
         shown += [repr(asked), repr(login)]
     seen = "\n".join([*shown, all_logs.getvalue()])
     assert "the fixture works" in seen
     assert seen.count("AuthenticationError: ") >= 4
     for secret in (PASSWORD, IDENTITY, basic(USER, PASSWORD)[6:]):
         assert secret not in seen
+
+
+# Realms (rule R3): which token servers may be asked, and which ones get credentials
+
+
+NAMED = ("auth.example.org", "127.0.0.1:5001", "10.0.0.9:8443")
+"""Token servers that the user named."""
+
+
+def target(
+    realm: str, registry: str, *, has_login: bool = True, from_public: bool = True
+) -> RequestTarget:
+    address = WebAddress.parse(f"{registry}/v2/")
+    return realm_target(realm, address, NAMED, has_login=has_login, from_public=from_public)
+
+
+@pytest.mark.parametrize(
+    ("realm", "registry", "public_only"),
+    [
+        # the registry's own host
+        ("https://registry.corp:5001/auth", "https://registry.corp:5000", False),
+        ("http://127.0.0.1:5000/token", "http://127.0.0.1:5000", False),
+        # named by the user
+        ("http://127.0.0.1:5001/token", "http://127.0.0.1:5000", False),
+        ("https://10.0.0.9:8443/token", "https://registry.example.com", False),
+        # a domain above or below
+        ("https://gitlab.com/jwt/auth", "https://registry.gitlab.com", True),
+        ("https://auth.registry.example.com/t", "https://registry.example.com", True),
+        # listed
+        ("https://auth.docker.io/token", "https://registry-1.docker.io", True),
+    ],
+)
+def test_realms_that_get_credentials(realm: str, registry: str, public_only: bool) -> None:
+    found = target(realm, registry)
+    assert (found.address, found.authorization) == (WebAddress.parse(realm), None)
+    assert found.public_only is public_only
+
+
+@pytest.mark.parametrize(
+    ("realm", "registry"),
+    [
+        ("https://ghcr.io.evil.example/token", "https://ghcr.io"),
+        ("https://evilghcr.io/token", "https://ghcr.io"),
+        ("https://attacker.co.uk/token", "https://registry.co.uk"),
+        ("https://auth.docker.io/token", "https://registry.example.com"),
+        ("https://com/token", "https://example.com"),
+        ("https://auth.example.org:444/token", "https://registry.example.com"),
+    ],
+)
+def test_other_hosts_get_no_credentials_and_are_public(realm: str, registry: str) -> None:
+    error = refusal(lambda: target(realm, registry))
+    assert isinstance(error, AuthenticationError)
+    assert (error.rule, error.path) == ("R3", f"{registry}/v2/")
+    assert f'realms="{WebAddress.parse(realm).authority}"' in str(error.hint)
+    found = target(realm, registry, has_login=False, from_public=False)
+    assert found == RequestTarget(WebAddress.parse(realm), None, public_only=True, from_server=True)
+
+
+@pytest.mark.parametrize(
+    ("realm", "registry"),
+    [
+        ("/token", "https://registry.example.com"),
+        ("https://user:pass@registry.example.com/token", "https://registry.example.com"),
+        ("https://registry.example.com:99999/token", "https://registry.example.com"),
+        ("http://auth.example.org/token", "https://registry.example.com"),
+        ("http://127.0.0.1:11434/token", "http://127.0.0.1:5000"),
+        ("http://localhost:5000/token", "http://127.0.0.1:5000"),
+        ("https://0xa9fea9fe/", "https://registry.example.com"),
+        ("https://127.0.0.1./token", "https://registry.example.com"),
+        ("https://93.184.216.34/token", "https://registry.example.com"),
+        ("https://[fd00::1]/token", "https://registry.example.com"),
+        ("https://x.0.0.1/token", "https://10.0.0.1"),
+    ],
+)
+def test_realms_that_are_never_asked(realm: str, registry: str) -> None:
+    for has_login in (True, False):
+        error = refusal(partial(target, realm, registry, has_login=has_login))
+        assert isinstance(error, AuthenticationError)
+        assert error.rule == "R3"
+        assert "pass" not in error.message
+
+
+def test_a_registry_in_a_private_network_may_have_its_token_server_there() -> None:
+    realm, registry = "https://gitlab.corp.lan/jwt", "https://registry.gitlab.corp.lan"
+    assert not target(realm, registry, from_public=False).public_only
+    assert target(realm, registry, from_public=True).public_only
+
+
+# Challenges (RFC 9110 section 11.6.1): what is read; garbage only raises our error
+
+
+@pytest.mark.parametrize(
+    ("field", "expected"),
+    [
+        (
+            'Basic realm="x", Bearer realm="https://a.io/token",scope="repository:a/b:pull,push"',
+            [
+                ("basic", {"realm": "x"}),
+                ("bearer", {"realm": "https://a.io/token", "scope": "repository:a/b:pull,push"}),
+            ],
+        ),
+        (
+            'Newauth realm="apps", type=1, title="Login to \\"apps\\""',
+            [("newauth", {"realm": "apps", "type": "1", "title": 'Login to "apps"'})],
+        ),
+        ("Negotiate oYIBSjCC==, Basic", [("negotiate", {}), ("basic", {})]),
+        ('bEaReR ReAlM = "a,b" , Scope=c', [("bearer", {"realm": "a,b", "scope": "c"})]),
+        (", ,\tBasic realm=x ,, ", [("basic", {"realm": "x"})]),
+    ],
+)
+def test_what_is_read(field: str, expected: list[tuple[str, dict[str, str]]]) -> None:
+    assert parse_challenges([field]) == expected
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        'Bearer realm="x',  # corpus: registry-auth-realm-unquoted-garbage
+        'Bearer realm="x" service="y"',
+        'Bearer realm="x",REALM="y"',
+        "Bearer Basic realm=x",
+        "Bearer ;",
+        "a " * 50_000,
+        'a b="' + "\\" * 100_000,
+    ],
+)
+def test_what_is_refused(text: str) -> None:
+    with pytest.raises(ChallengeError):
+        parse_challenges([text])
+
+
+@settings(max_examples=15)
+@given(st.text(alphabet='aB1 \t,="\\;:/?é\x00~', max_size=40))
+@example("," * 100_000)
+@example("a b=c," * 15_000)
+def test_garbage_is_read_or_refused(text: str) -> None:
+    with suppress(ChallengeError):
+        assert all(scheme for scheme, _ in parse_challenges([text]))

@@ -1,4 +1,4 @@
-"""Logins, and the files that have them: docker's and podman's keys, damage, and what is written."""
+"""Logins, in files as docker's and podman's and by programs: keys, damage, and what is written."""
 
 import base64
 import copy
@@ -9,12 +9,27 @@ import stat
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from support.corpus import refusal
 
-from blobstore.errors import DocumentError, LimitExceededError, StorageError
-from blobstore.store.registry.logins import Credentials, Login, Secret, login_files
+from blobstore.errors import (
+    AuthenticationError,
+    DocumentError,
+    LimitExceededError,
+    NotFoundError,
+    StorageError,
+    UsageError,
+)
+from blobstore.store.registry.logins import (
+    MAX_OUTPUT,
+    CredentialHelper,
+    Credentials,
+    Login,
+    Secret,
+    login_files,
+)
 
 HUB = "https://index.docker.io/v1/"
 HIDDEN = "swordfish-93ab"
@@ -117,30 +132,34 @@ def test_damaged_files(file: Credentials, content: object, says: str) -> None:
 
 def test_a_damaged_file_is_not_replaced(file: Credentials) -> None:
     write(file, '{"auths": [1]}')
-    assert isinstance(refusal(lambda: file.keep("h", Login("bob", Secret("x")))), DocumentError)
+    with pytest.raises(DocumentError):
+        file.keep("h", Login("bob", Secret("x")))
     assert file.path.read_text() == '{"auths": [1]}'
 
 
 def test_what_is_not_a_small_file(file: Credentials) -> None:
     write(file, '{"a": "' + "x" * 2**20 + '"}')
-    assert isinstance(refusal(lambda: file.find("h")), LimitExceededError)
+    with pytest.raises(LimitExceededError):
+        file.find("h")
     file.path.unlink()
     os.mkfifo(file.path)
-    assert isinstance(refusal(lambda: file.find("h")), StorageError)
+    with pytest.raises(StorageError):
+        file.find("h")
 
 
 @pytest.mark.parametrize(
-    ("host", "login"),
-    [("localhost:5000", Login("bob", Secret("a:b"))), ("docker.io", Login(None, Secret("t")))],
+    ("host", "key", "login"),
+    [
+        ("localhost:5000", "localhost:5000", Login("bob", Secret("a:b"))),
+        ("docker.io", HUB, Login(None, Secret("t"))),
+    ],
 )
-def test_what_is_kept_is_found(file: Credentials, host: str, login: Login) -> None:
+def test_what_is_kept_is_found(file: Credentials, host: str, key: str, login: Login) -> None:
     assert file.keep(host, login) == str(file.path)
     assert file.find(host) == login
     assert stat.S_IMODE(file.path.stat().st_mode) == 0o600
     assert stat.S_IMODE(file.path.parent.stat().st_mode) == 0o700
-    assert list(json.loads(file.path.read_text())["auths"]) == [
-        HUB if host == "docker.io" else host
-    ]
+    assert json.loads(file.path.read_text())["auths"].keys() == {key}
     assert [*file.path.parent.iterdir()] == [file.path]
     assert file.drop(host)
     assert file.find(host) is None
@@ -179,13 +198,9 @@ def test_a_link_to_the_file_stays(tmp_path: Path) -> None:
 
 def test_a_failed_write_changes_nothing(file: Credentials, monkeypatch: pytest.MonkeyPatch) -> None:
     write(file, {"x": 1})
-
-    def fail(*_: object) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr("blobstore.io.durable.sync", fail)
-    error = refusal(lambda: file.keep("h", Login("bob", Secret(HIDDEN))))
-    assert isinstance(error, StorageError)
+    monkeypatch.setattr(os, "fsync", Mock(side_effect=OSError(28, "No space left on device")))
+    with pytest.raises(StorageError):
+        file.keep("h", Login("bob", Secret(HIDDEN)))
     assert json.loads(file.path.read_text()) == {"x": 1}
     assert [*file.path.parent.iterdir()] == [file.path]
 
@@ -206,24 +221,32 @@ def test_the_order_of_files(variables: dict[str, str], expected: list[str]) -> N
     assert [path.replace("/home", "~").removesuffix("/auth.json") for path in paths] == expected
 
 
+NOT_FOUND = "echo credentials not found in native keychain; exit 1"
+
+
 @pytest.fixture
-def stored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The file in which a helper ``lab`` on the PATH keeps its login."""
-    stored, program = tmp_path / "stored", tmp_path / "bin" / "docker-credential-lab"
-    program.parent.mkdir()
-    program.write_text(
-        f"""#!/bin/sh
-        missing() {{ echo credentials not found in native keychain; exit 1; }}
-        case $1 in
-        store) IFS= read -r line; printf '%s' "$line" > {stored};;
-        get) cat >/dev/null; cat {stored} 2>/dev/null || missing;;
-        erase) rm {stored} 2>/dev/null || missing;;
-        esac
-        """
-    )
+def programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
+    return folder
+
+
+def helper(programs: Path, script: str, timeout_s: float = 60) -> CredentialHelper:
+    program = programs / "docker-credential-lab"
+    program.write_text(f"#!/bin/sh\n{script}\n")
     program.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{program.parent}:{os.environ['PATH']}")
-    return stored
+    return CredentialHelper("lab", "credsStore of FILE", timeout_s)
+
+
+KEEPER = f"""
+cd "${{0%/*}}" || exit
+case $1 in
+store) cat > stored;;
+get) cat >/dev/null; cat stored 2>/dev/null || {{ {NOT_FOUND}; }};;
+erase) rm stored 2>/dev/null || {{ {NOT_FOUND}; }};;
+esac
+"""
 
 
 @pytest.mark.parametrize(
@@ -234,9 +257,11 @@ def stored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     ],
 )
 def test_a_helper_keeps_logins(
-    file: Credentials, stored: Path, config: dict[str, Any], login: Login, user: str
+    file: Credentials, programs: Path, config: dict[str, Any], login: Login, user: str
 ) -> None:
     write(file, config | {"auths": {"h": {"auth": auth("old")}}})
+    helper(programs, KEEPER)
+    stored = programs / "stored"
     assert file.find("h") == Login("old", Secret(HIDDEN), str(file.path))  # the helper has none
     assert file.keep("h", login) == "docker-credential-lab"
     expected = {"ServerURL": "h", "Username": user, "Secret": login.secret.reveal()}
@@ -261,3 +286,91 @@ def test_the_first_file_that_has_a_login_decides(tmp_path: Path) -> None:
     assert credentials.find("h") == Login("bob", Secret("x"))
     assert credentials.drop("h")
     assert credentials.find("h") == Login("user", Secret(HIDDEN))
+
+
+# Helpers: the protocol, and programs that break it. Their output is never shown
+
+
+@pytest.mark.parametrize(
+    ("script", "expected"),
+    [
+        ("""echo '{"Username":"<token>","Secret":"s"}'""", Login(None, Secret("s"))),
+        ("""cat >/dev/null; echo '{"ServerURL":"h","Username":"","Secret":""}'""", None),
+        (NOT_FOUND, None),
+        (
+            """read -r key; printf '{"Username":"%s","Secret":"%s"}' "$1" "$key" """,
+            Login("get", Secret("ghcr.io")),
+        ),
+    ],
+)
+def test_what_a_program_answers(programs: Path, script: str, expected: Login | None) -> None:
+    assert helper(programs, script).get("ghcr.io") == expected
+
+
+@pytest.mark.parametrize(
+    ("script", "reason"),
+    [
+        (f"echo '{HIDDEN}'; exit 3", "exit code 3"),
+        (f"echo '{HIDDEN}'", "JSON"),
+        (f"""echo '{{"Username":1,"Secret":"{HIDDEN}"}}'""", "JSON"),
+        (f"yes {HIDDEN} | head -c 1000000", f"{MAX_OUTPUT:,} bytes"),
+    ],
+)
+def test_programs_that_break_the_protocol(programs: Path, script: str, reason: str) -> None:
+    error = refusal(lambda: helper(programs, script).get("h"))
+    assert isinstance(error, AuthenticationError)
+    assert "docker-credential-lab (credsStore of FILE) " in error.message
+    assert reason in error.message
+    assert HIDDEN not in f"{error!r} {vars(error)} {error.__cause__!r}"
+
+
+@pytest.mark.parametrize("script", ["exec >&-; exec sleep 600", f"echo {HIDDEN}; exec sleep 600"])
+def test_a_program_that_takes_too_long_is_ended(programs: Path, script: str) -> None:
+    """It has a pipe open for as long as it lives, if it lived long enough to open it."""
+    os.mkfifo(programs / "alive")
+    alive = os.open(programs / "alive", os.O_RDONLY | os.O_NONBLOCK)
+    slow = helper(programs, f"exec 3>{programs / 'alive'}; {script}", timeout_s=0.5)
+    error = refusal(lambda: slow.get("h"))
+    assert isinstance(error, AuthenticationError)
+    assert "0.5 seconds" in error.message
+    assert os.read(alive, 1) == b""  # no process has it open for writing
+    os.close(alive)
+
+
+def test_keeping_and_dropping_may_fail(programs: Path) -> None:
+    login = Login("bob", Secret(HIDDEN))
+    failing = helper(programs, "cat; exit 1")
+    for call in (lambda: failing.keep("h", login), lambda: failing.drop("h")):
+        error = refusal(call)
+        assert isinstance(error, AuthenticationError)
+        assert HIDDEN not in f"{error!r} {vars(error)}"
+    assert not helper(programs, NOT_FOUND).drop("h")
+    assert helper(programs, "exit 0").drop("h")
+
+
+def test_a_large_login_is_passed_on_and_is_not_an_argument(programs: Path) -> None:
+    kept, seen = programs / "kept", programs / "seen"
+    large = Login("bob", Secret(HIDDEN * 20_000))
+    helper(programs, f'echo "$@" > {seen}; env >> {seen}; cat > {kept}').keep("h", large)
+    assert kept.stat().st_size > 200_000
+    assert seen.read_text().startswith("store\n")
+    assert HIDDEN not in seen.read_text()
+    helper(programs, "exit 0").keep("h", large)  # it need not read
+
+
+@pytest.mark.parametrize("name", ["", "../x", "-x", "x" * 65])
+def test_names_that_are_not_plain(name: str) -> None:
+    assert isinstance(refusal(lambda: CredentialHelper(name)), UsageError)
+
+
+def test_programs_that_are_not_there(programs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert isinstance(refusal(lambda: CredentialHelper("nowhere").get("h")), NotFoundError)
+    program = programs / "docker-credential-odd"
+    program.write_bytes(b"\x7fELF broken")
+    program.chmod(0o755)
+    assert isinstance(refusal(lambda: CredentialHelper("odd").get("h")), StorageError)
+    # A program of the current folder is not run, whatever the PATH says.
+    program.write_text("#!/bin/sh\necho '{}'\n")
+    monkeypatch.chdir(programs)
+    monkeypatch.setenv("PATH", ":.")
+    assert isinstance(refusal(lambda: CredentialHelper("odd").get("h")), NotFoundError)
