@@ -2,7 +2,6 @@
 
 import gc
 import hashlib
-import logging
 import os
 import signal
 from collections.abc import Callable, Iterator
@@ -73,36 +72,12 @@ def snapshot() -> Callable[[Store], Snapshot]:
     """A function that returns the hashes of a store's files, without the lock and the journal."""
 
     def take(store: Store) -> Snapshot:
-        found = {
-            path.relative_to(store.root).as_posix(): path
-            for path in sorted(store.root.rglob("*"))
-            if path.is_file()
-        }
+        paths = [path for path in sorted(store.root.rglob("*")) if path.is_file()]
+        found = {path.relative_to(store.root).as_posix(): path.read_bytes() for path in paths}
         return {
-            name: hashlib.sha256(path.read_bytes()).hexdigest()
-            for name, path in found.items()
+            name: hashlib.sha256(data).hexdigest()
+            for name, data in found.items()
             if not name.startswith(_HINTS)
         }
 
     return take
-
-
-class _Messages(logging.Handler):
-    def __init__(self) -> None:
-        super().__init__(logging.INFO)
-        self.messages: list[str] = []
-
-    def emit(self, record: logging.LogRecord) -> None:
-        self.messages.append(record.getMessage())
-
-
-@pytest.fixture
-def logged() -> Iterator[list[str]]:
-    """The messages that blobstore has logged in this test; pytest's own plugin is slow, and off."""
-    handler, logger = _Messages(), logging.getLogger("blobstore")
-    logger.addHandler(handler)
-    level = logger.level
-    logger.setLevel(logging.INFO)
-    yield handler.messages
-    logger.setLevel(level)
-    logger.removeHandler(handler)

@@ -30,29 +30,22 @@ Record = dict[str, Any]
 
 def main() -> int:
     """Record or replay. Return 1 if facts differ."""
-    options = _options()
-    chosen = [
-        name
-        for name in SCENARIOS
-        if any(fnmatch.fnmatchcase(name, glob) for glob in options.globs or "*")
-    ]
-    if not chosen:
-        sys.exit("no scenario is called so")
-    found = _records(chosen)
-    if options.action == "record":
-        second = _records(chosen)
-        for name, record in found.items():
-            _write(RECORDS / f"{name}.json", differences.masked(record, second[name]))
-        return 0
-    return _replay(found, are_words_shown=options.words)
-
-
-def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python tests/battery", description=__doc__)
     parser.add_argument("action", choices=("record", "replay"))
     parser.add_argument("globs", nargs="*", metavar="GLOB", help="only these scenarios")
     parser.add_argument("--words", action="store_true", help="show changed texts too")
-    return parser.parse_intermixed_args()
+    options = parser.parse_intermixed_args()
+    globs = options.globs or ["*"]
+    chosen = [name for name in SCENARIOS if any(fnmatch.fnmatchcase(name, glob) for glob in globs)]
+    if not chosen:
+        sys.exit("no scenario is called so")
+    found = _records(chosen)
+    if options.action == "replay":
+        return _replay(found, are_words_shown=options.words)
+    second = _records(chosen)
+    for name, record in found.items():
+        _write(RECORDS / f"{name}.json", differences.masked(record, second[name]))
+    return 0
 
 
 def _records(chosen: list[str]) -> dict[str, Record]:

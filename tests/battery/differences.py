@@ -57,16 +57,14 @@ def short(value: Any) -> Any:
         return value if len(value) <= _LONG else f"<{len(value)} {_digest(value)}>"
     if not isinstance(value, (list, dict)):
         return value
-    is_table = isinstance(value, dict)
-    if is_table and len(value) <= _MOST:
-        is_nested = any(isinstance(part, (dict, list)) for part in value.values())
-    else:
-        is_nested = False
-    if len(value) > _LONGEST and not is_nested:
-        text = json.dumps(value, sort_keys=True)
-        if len(text) > _LONG:
-            return f"<{len(value)} {_digest(text)}>"
-    return {key: short(part) for key, part in value.items()} if is_table else [*map(short, value)]
+    parts: Any = value.values() if isinstance(value, dict) else ()
+    is_deep = len(value) <= _MOST and any(isinstance(part, (dict, list)) for part in parts)
+    text = json.dumps(value, sort_keys=True)
+    if len(value) > _LONGEST and len(text) > _LONG and not is_deep:
+        return f"<{len(value)} {_digest(text)}>"
+    if isinstance(value, dict):
+        return {key: short(part) for key, part in value.items()}
+    return [short(part) for part in value]
 
 
 def _digest(text: str) -> str:

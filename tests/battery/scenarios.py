@@ -166,8 +166,8 @@ class _Run:
             more[name] = value
         files = {}
         while len(words) > 2 and words[-2] in {"<", ">"}:
-            files[words[-2]] = self.folder / words[-1]
-            words = words[:-2]
+            file, sign = words.pop(), words.pop()
+            files[sign] = self.folder / file
         code, out, err = self.command(words, more, files.get("<"))
         if ">" in files:
             files[">"].write_bytes(out)

@@ -1,6 +1,6 @@
 """Debian's Chromium, and pages of which everything that should not happen is noted.
 
-A page fails its test at the end (`Watched.check`) if its console has an error or a warning, a
+A page fails its test at the end if its console has an error or a warning, a
 script throws, the Content-Security-Policy is violated, or a request goes to another origin.
 """
 
@@ -104,9 +104,6 @@ class Watched:
         self.page.evaluate(_TWO_FRAMES)
         mark.hover()
 
-    def check(self) -> None:
-        assert not self.faults, "\n".join(self.faults)
-
     def violations(self) -> list[str]:
         if not AXE.exists():
             cannot_run(f"axe-core is not installed in {AXE} (.ci/browser /opt/axe)")
@@ -130,30 +127,23 @@ class Watched:
 
 @contextmanager
 def watched(
-    browser: Browser,
-    origin: str,
-    *,
-    size: tuple[int, int] = WIDE,
-    theme: Theme = "light",
-    scale: float = 1,
+    browser: Browser, origin: str, *, size: tuple[int, int] = WIDE, theme: Theme = "light"
 ) -> Iterator[Watched]:
     """Open a page in a profile of its own, and check it at the end."""
-    width, height = size
     context = browser.new_context(
-        viewport={"width": width, "height": height},
+        viewport={"width": size[0], "height": size[1]},
         color_scheme=theme,
-        device_scale_factor=scale,
         reduced_motion="reduce",
     )
     context.set_default_timeout(PATIENCE_MS)
     context.add_init_script(_VIOLATIONS)
     found = Watched(context.new_page(), origin)
     found.page.on("console", found._console)
-    found.page.on("pageerror", lambda error: found.faults.append(f"error: {error}"))
-    found.page.on("dialog", lambda dialog: found.faults.append(f"dialog: {dialog.message}"))
+    for event in ("pageerror", "dialog"):
+        found.page.on(event, lambda said: found.faults.append(str(said)))  # type: ignore[call-overload]
     context.on("request", found._request)
     try:
         yield found
-        found.check()
+        assert not found.faults, "\n".join(found.faults)
     finally:
         context.close()

@@ -18,10 +18,8 @@ from blobstore.inspection.quality import measure_quality
 from blobstore.store.local.store import Store, open_store
 from blobstore.views.records import keep_quality
 
-DENSE, BETTER, WIDER, MIXTURE = (
-    *("pycode-5m:int4", "pycode-5m:better", "pycode-5m:int8"),
-    "pycode-moe-5m:nvfp4",
-)
+DENSE, BETTER, WIDER = "pycode-5m:int4", "pycode-5m:better", "pycode-5m:int8"
+MIXTURE = "pycode-moe-5m:nvfp4"
 LARGE, HOSTILE, BROKEN = "large:int4", "hostile:int4", "broken:latest"
 TENSORS = 20_000
 

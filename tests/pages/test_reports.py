@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -24,15 +23,9 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.lab
 
 ODD_NAMES = (
-    "__proto__.weight",
-    "constructor",
-    "<!--<script>",
-    "a\u2028b\u2029.weight",
-    "\u202eevil\u2066.weight",
-    "nul\x00.weight",
-    "L" * 10_000 + ".weight",
-    f"model.layers.0.{'é' * 3000}.weight",
-    " ",
+    *("__proto__.weight", "constructor", "<!--<script>", " ", "nul\x00.weight"),
+    *("a\u2028b\u2029.weight", "\u202eevil\u2066.weight"),
+    *("L" * 10_000 + ".weight", f"model.layers.0.{'é' * 3000}.weight"),
 )
 EVIL = "model.layers.0.<img src=x onerror=alert(1)></script><script>alert(2)//.weight"
 PNG = b"\x89PNG\r\n\x1a\n"
@@ -52,23 +45,16 @@ def overflows(page: Page) -> bool:
     return bool(page.evaluate("document.documentElement.scrollWidth > innerWidth"))
 
 
-def at(browser: Browser, path: Path, size: tuple[int, int], theme: Theme) -> Iterator[Page]:
-    with watched(browser, path.parent.as_uri(), size=size, theme=theme) as site:
-        yield opened(site, path)
-
-
-@pytest.fixture
-def plots(tmp_path: Path) -> Path:
-    answers = {f"plots/distribution {name}": SPECIFICATIONS[name] for name in SPECIFICATIONS}
+@pytest.mark.parametrize(("size", "theme"), [(WIDE, "light"), (NARROW, "dark")])
+def test_all_is_drawn(
+    browser: Browser, tmp_path: Path, size: tuple[int, int], theme: Theme
+) -> None:
+    answers = {f"plots/distribution {name}": spec for name, spec in SPECIFICATIONS.items()}
     data = {"name": "", "answers": answers, "diff": None, "scatter": None, "made": {}}
     path = tmp_path / "plots.html"
     path.write_bytes(page_in_file("plots", ("model", "report"), data, ""))
-    return path
-
-
-@pytest.mark.parametrize(("size", "theme"), [(WIDE, "light"), (NARROW, "dark")])
-def test_all_is_drawn(browser: Browser, plots: Path, size: tuple[int, int], theme: Theme) -> None:
-    for page in at(browser, plots, size, theme):
+    with watched(browser, tmp_path.as_uri(), size=size, theme=theme) as site:
+        page = opened(site, path)
         assert page.locator(".plot svg").count() == len(SPECIFICATIONS)  # `opened` waits for them
         assert not overflows(page)
         assert "alert(1)" in page.inner_text("main")
@@ -100,9 +86,8 @@ def test_hostile_names_are_drawn_and_do_not_run(
     source = write_checkpoint(tmp_path / "<b>source", tensors)
     blobstore.import_model(source, "m", store=store, quant="int4")
     report, plan = tmp_path / "report.html", tmp_path / "plan.html"
-    store_words = ["--store", str(store.root)]
-    store_words += ["--png", str(tmp_path / "p")]
-    assert run(["report", "m", "--against", str(source), "-o", str(report), *store_words]) == 0
+    words = ["report", "m", "--against", str(source), "-o", str(report)]
+    assert run([*words, "--png", str(tmp_path / "p"), "--store", str(store.root)]) == 0
     assert run(["plan", str(source), "--quant", "int4", "--html", str(plan)]) == 0
     for path in (report, plan):
         with watched(browser, tmp_path.as_uri(), size=NARROW) as site:

@@ -7,20 +7,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from pages import page_store
 from pages.browser import NARROW, WIDE, Theme, Watched, watched
-from pages.page_store import (
-    BETTER,
-    BROKEN,
-    DENSE,
-    HOSTILE,
-    HOSTILE_NAMES,
-    HOSTILE_TEXTS,
-    LARGE,
-    MIXTURE,
-    TENSORS,
-    WIDER,
-    served,
-)
+from pages.page_store import BETTER, BROKEN, DENSE, HOSTILE, LARGE, MIXTURE, TENSORS, WIDER
 from support import PYCODE
 from support.commands import damage_largest_blob
 
@@ -41,10 +30,8 @@ GATE = "model.layers.0.mlp.gate_proj.weight"
 def names(page: Page, grid: str = ".grid-row") -> list[str]:
     """Return the models or tensors that are drawn, from top to bottom."""
     rows = page.locator(grid).all()
-    placed = [(int(row.get_attribute("aria-rowindex") or 0), row) for row in rows]
-    return [
-        row.locator(".name a").inner_text() for _, row in sorted(placed, key=lambda one: one[0])
-    ]
+    rows.sort(key=lambda row: int(row.get_attribute("aria-rowindex") or 0))
+    return [row.locator(".name a").inner_text() for row in rows]
 
 
 def tensors(page: Page) -> list[str]:
@@ -130,14 +117,14 @@ def fact(page: Page, name: str) -> str:
 def test_the_summary_is_that_of_show(site: Watched) -> None:
     page = site.open("/model", name=DENSE)
     site.expect(page).to_have_title(f"{DENSE} · blobstore")
-    site.expect(
-        page.get_by_text("Qwen3ForCausalLM · 5.25M parameters · int4 · 5.98 MB")
-    ).to_be_visible()
+    lead = page.get_by_text("Qwen3ForCausalLM · 5.25M parameters · int4 · 5.98 MB")
+    site.expect(lead).to_be_visible()
     assert fact(page, "Context length") == "1,024"
     assert fact(page, "ID").startswith("sha256:54949e93178345bc")
     site.expect(page.get_by_text("runs in mlx-lm")).to_be_visible()
-    weights = page.locator("#weights tbody tr").all_inner_texts()
-    assert weights == ["int8\t2.1M\t2.23 MB\t39.5%", "BF16\t1.05M\t2.1 MB\t37.3%", "int4\t2.1M\t1.31 MB\t23.2%"]  # fmt: skip # noqa: E501
+    weights = " ".join(page.locator("#weights tbody").inner_text().split())
+    shown = "int8 2.1M 2.23 MB 39.5% BF16 1.05M 2.1 MB 37.3% int4 2.1M 1.31 MB 23.2%"
+    assert weights == shown
 
 
 def test_a_click_in_the_treemap_lists_its_tensors(site: Watched) -> None:
@@ -155,9 +142,7 @@ def test_a_click_in_the_treemap_lists_its_tensors(site: Watched) -> None:
         site.expect(tiles).to_have_count(11)
         site.expect(page.locator("#place")).to_have_text("in model.layers.0✕")
         marked = page.locator(".grid-row[aria-current=true]")
-        site.expect(marked.get_by_role("link")).to_have_text(
-            "model.layers.0.input_layernorm.weight"
-        )
+        site.expect(marked).to_contain_text("model.layers.0.input_layernorm.weight")
         site.expect(marked).to_be_in_viewport()
         page.wait_for_url("**place=model.layers.0.input_layernorm*")
         page.reload()
@@ -188,11 +173,6 @@ def test_a_link_opens_where_its_sender_stood(site: Watched) -> None:
     assert page.evaluate("scrollY") > 0
     grid.evaluate("grid => grid.scrollTo(0, 320)")
     page.wait_for_url("**row=model.layers.0.self_attn.q_norm.weight*")
-
-
-def test_a_server_without_a_plan_says_how_it_gets_one(site: Watched) -> None:
-    page = site.open("/plan")
-    site.expect(page.get_by_text("blobstore serve --plan SOURCE")).to_be_visible()
 
 
 def test_tensors_are_searched_and_one_is_chosen(site: Watched) -> None:
@@ -257,13 +237,15 @@ def test_a_model_says_how_it_is_used(site: Watched) -> None:
     assert page.evaluate("navigator.clipboard.readText()") == lines[0]
 
 
-def test_a_wrong_address_has_a_page(site: Watched) -> None:
+def test_a_wrong_address_and_a_server_without_a_plan_have_a_page(site: Watched) -> None:
     page = site.open("/models")
     page.get_by_role("button", name="Dark theme").click()
     assert site.violations() == []
     page.get_by_role("link", name="All models").click()
     site.expect(page.locator("#count")).to_have_text("7 models")
     site.faults.clear()  # the browser says that the answer is not 2xx
+    page = site.open("/plan")
+    site.expect(page.get_by_text("blobstore serve --plan SOURCE")).to_be_visible()
 
 
 def test_a_model_that_can_t_be_shown_says_why(browser: Browser, origin: str) -> None:
@@ -282,13 +264,8 @@ def test_a_model_that_can_t_be_shown_says_why(browser: Browser, origin: str) -> 
 def test_what_differs_between_two(site: Watched) -> None:
     page = site.open("/compare", model=[DENSE, WIDER])
     site.expect(page).to_have_title(f"Compare {DENSE}, {WIDER} · blobstore")
-    facts = dict(
-        zip(
-            page.locator("#comparison dt").all_inner_texts(),
-            page.locator("#comparison dd").all_inner_texts(),
-            strict=True,
-        )
-    )
+    words, values = (page.locator(f"#comparison {of}").all_inner_texts() for of in ("dt", "dd"))
+    facts = dict(zip(words, values, strict=True))
     assert facts["A"] == f"{DENSE} 5.98 MB"
     assert (facts["Shared"], facts["Equal tensors"], facts["Changed"]) == ("4.66 MB", "31", "16")
     changed = page.get_by_role("table", name="Changed tensors").locator("tbody tr")
@@ -303,7 +280,7 @@ def test_what_differs_between_two(site: Watched) -> None:
 def test_what_verify_found(browser: Browser, tmp_path: Path) -> None:
     store = open_store(tmp_path / "store")
     blobstore.import_model(PYCODE, DENSE, store=store, quant="int4")
-    with served(store) as origin, watched(browser, origin) as site:
+    with page_store.served(store) as origin, watched(browser, origin) as site:
         page = site.open("/usage")
         site.expect(page.get_by_text("This store has not been verified yet.")).to_be_visible()
         assert run(["verify", "--store", str(store.root)]) == 0
@@ -332,14 +309,14 @@ def escaped(name: str) -> str:
 
 def test_names_and_texts_of_a_model_are_text(site: Watched) -> None:
     page = site.open("/model", name=HOSTILE)
-    assert HOSTILE_TEXTS["architectures"][0] in page.locator(".lead").inner_text()
-    assert HOSTILE_TEXTS["model_type"] in page.locator(".runs").inner_text()
+    assert page_store.HOSTILE_TEXTS["architectures"][0] in page.locator(".lead").inner_text()
+    assert page_store.HOSTILE_TEXTS["model_type"] in page.locator(".runs").inner_text()
     site.unfold(page.locator("#summary summary"))
     site.expect(page.get_by_text("<img src=x onerror=alert(11)>.json")).to_be_visible()
     shown = page.locator(".tensors-grid .name a").all_inner_texts()
-    assert sorted(shown) == sorted(map(escaped, HOSTILE_NAMES))
+    assert sorted(shown) == sorted(map(escaped, page_store.HOSTILE_NAMES))
     site.unfold(page.locator("#treemap summary"))
-    for name in HOSTILE_NAMES:
+    for name in page_store.HOSTILE_NAMES:
         page.locator(".tensors-grid").get_by_role("link", name=escaped(name), exact=True).click()
         site.settle()
         site.expect(page.locator("#tensor h3")).to_have_text(escaped(name))

@@ -66,15 +66,12 @@ def shown(path: Path) -> str:
     return str(path.relative_to(SOURCE))
 
 
-def row_of(room: str) -> int:
-    return next(number for number, rooms in enumerate(ROOMS) if room in rooms)
-
-
-@cache
-def modules() -> dict[str, Path]:
-    """Return the files of the package by the names of their modules, such as ``io.ranges``."""
-    found = {".".join(path.relative_to(SOURCE).with_suffix("").parts): path for path in FILES}
-    return {name.removesuffix(".__init__"): path for name, path in found.items()}
+ROWS = {room: number for number, rooms in enumerate(ROOMS) for room in rooms}
+MODULES = {
+    shown(path).removesuffix(".py").replace("/", ".").removesuffix(".__init__"): path
+    for path in FILES
+}
+"""The files of the package by the names of their modules, such as ``io.ranges``."""
 
 
 @cache
@@ -104,14 +101,14 @@ def is_module(name: str) -> bool:
     package, _, own = name.partition(".")
     if package != "blobstore":
         return False
-    return own in modules() or (SOURCE / own.replace(".", "/")).with_suffix(".pyi").exists()
+    return own in MODULES or (SOURCE / own.replace(".", "/")).with_suffix(".pyi").exists()
 
 
 @cache
 def modules_of(path: Path) -> set[str]:
     found = (name for name, _ in imports_of(path) if name.split(".")[0] == "blobstore")
     names = {name.removeprefix("blobstore.") for name in found}
-    return {"__init__" if name == "blobstore" else name for name in names} & modules().keys()
+    return {"__init__" if name == "blobstore" else name for name in names} & MODULES.keys()
 
 
 def test_every_file_has_a_room() -> None:
@@ -125,36 +122,29 @@ def test_imports_point_down() -> None:
         for module in modules_of(path)
         if room_of(path) != "__init__" != module
         if (room := module.partition(".")[0]) != room_of(path)
-        if row_of(room) >= row_of(room_of(path))
+        if ROWS[room] >= ROWS[room_of(path)]
     ]
     assert wrong == []
 
 
 def test_no_imports_lead_back_to_where_they_began() -> None:
-    graph = {name: modules_of(path) - {name} for name, path in modules().items()}
+    graph = {name: modules_of(path) - {name} for name, path in MODULES.items()}
     TopologicalSorter(graph).prepare()  # CycleError names the modules
 
 
 def test_folders_inside_rooms_have_an_order() -> None:
-    inner = {path.relative_to(SOURCE).parts[:2] for path in FILES if is_inner(path)}
-    assert {(room, one) for room, one in inner if one not in FOLDERS.get(room, ())} == set()
+    inner = [path for path in FILES if len(path.relative_to(SOURCE).parts) > 2]
+    ranks = {
+        path: FOLDERS[room_of(path)].index(path.relative_to(SOURCE).parts[1]) for path in inner
+    }
     wrong = [
         (shown(path), module)
-        for path in FILES
-        if is_inner(path)
+        for path in inner
         for module in modules_of(path)
-        if is_inner(there := modules()[module]) and room_of(there) == room_of(path)
-        if rank_of(there) > rank_of(path)
+        if (there := MODULES[module]) in ranks and room_of(there) == room_of(path)
+        if ranks[there] > ranks[path]
     ]
     assert wrong == []
-
-
-def is_inner(path: Path) -> bool:
-    return len(path.relative_to(SOURCE).parts) > 2
-
-
-def rank_of(path: Path) -> int:
-    return FOLDERS[room_of(path)].index(path.relative_to(SOURCE).parts[1])
 
 
 def test_heavy_libraries_are_imported_in_functions() -> None:
@@ -209,29 +199,25 @@ for name, code in json.loads(sys.argv[1]).items():
     assert os.wait()[1] == 0, code
 """
 """Runs each piece of code in a fork of a process that has loaded nothing."""
-PIECES: dict[str, tuple[str, set[str]]] = {
-    "package": (
-        "import blobstore; from blobstore import errors; dir(blobstore); blobstore.open_store('x')",
-        HEAVY | ARRAYS | {"pydantic", "typer"},
-    ),
-    "functions": ("from blobstore import import_model, open_model", HEAVY),
-}
-COMMANDS: dict[str, set[str]] = {
+PACKAGE = (
+    "import blobstore; from blobstore import errors; dir(blobstore); blobstore.open_store('x')"
+)
+COMMANDS = {
     "--help": ARRAYS,
-    "list --store STORE": {*ARRAYS, "blobstore.cli.care", "blobstore.cli.inspecting"},
-    "inspect SOURCE --tensors --tree": {*ARRAYS, "http.client", "blobstore.kernels"},
-    "import SOURCE new --quant int4 --store STORE": {
+    "list --store {at}/store": {*ARRAYS, "blobstore.cli.care", "blobstore.cli.inspecting"},
+    "inspect {at}/source --tensors --tree": {*ARRAYS, "http.client", "blobstore.kernels"},
+    "import {at}/source new --quant int4 --store {at}/store": {
         *("blobstore.views.documents", "blobstore.importer.targets")
     },
 }
 
 
 def test_code_and_commands_load_only_what_they_need(tmp_path: Path) -> None:
-    store, source = tmp_path / "store", write_checkpoint(tmp_path / "source")
-    blobstore.import_model(source, "tiny", store=blobstore.open_store(store), quant="int4")
-    pieces = dict(PIECES)
+    source = write_checkpoint(tmp_path / "source")
+    blobstore.import_model(source, "tiny", store=tmp_path / "store", quant="int4")
+    pieces = {"package": (PACKAGE, HEAVY | ARRAYS | {"pydantic", "typer"})}
     for words, without in COMMANDS.items():
-        line = words.replace("STORE", str(store)).replace("SOURCE", str(source)).split()
+        line = words.format(at=tmp_path).split()
         code = f"from blobstore.cli.main import run; assert run({line!r}) == 0"
         pieces[line[0]] = code, SLOW | without
     codes = json.dumps({name: code for name, (code, _) in pieces.items()})

@@ -39,10 +39,10 @@ def test_a_path_or_none_stands_for_a_store(tmp_path: Path, monkeypatch: pytest.M
         blobstore.open_store("s3://bucket/models")
 
 
-@pytest.mark.parametrize("name", ["cli", "api", "json"])
-def test_a_page_is_what_the_code_says(name: str) -> None:
-    written = (reference.FOLDER / f"{name}.md").read_text()
-    assert written == reference.pages()[name], "python tests/reference.py writes it"
+def test_a_page_is_what_the_code_says() -> None:
+    for name, text in reference.pages().items():
+        written = (reference.FOLDER / f"{name}.md").read_text()
+        assert written == text, "python tests/reference.py writes it"
 
 
 def test_the_page_of_the_api_has_every_public_name() -> None:

@@ -10,15 +10,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from support.token_server import (
-    IDENTITY,
-    PASSWORD,
-    USER,
-    GuardedApi,
-    basic,
-    guarded_api,
-    token_server,
-)
+from support import token_server
+from support.token_server import IDENTITY, PASSWORD, USER, GuardedApi, basic, guarded_api
 
 from blobstore.cli.main import run
 from blobstore.cli.stores import credentials
@@ -82,7 +75,7 @@ def test_behind_a_token_server(
     blobstore: Blobstore, config: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with (
-        token_server() as tokens,
+        token_server.token_server() as tokens,
         guarded_api(lambda field, _: tokens.knows(field), tokens.challenge) as api,
     ):
         realm = tokens.host
@@ -98,24 +91,19 @@ def test_behind_a_token_server(
         assert credentials().find(api.host) == Login(None, Secret(IDENTITY))
 
 
-@pytest.mark.parametrize(
-    ("words", "stdin", "reason"),
-    [
-        (["h", "--password-stdin"], PASSWORD, "--password-stdin needs --username USER"),
-        (["h", "-u", USER], "", "can't ask for the password"),
-        (["h", "-u", USER, "--password-stdin"], f"{PASSWORD}\n\n", "line break"),
-        (["h", "-u", USER, "--password-stdin"], "x" * 20_000, "longer than 16,384 bytes"),
-        (["h", "-u", "a:b", "--password-stdin"], PASSWORD, "colon"),
-        (["http://h", "-u", USER, "--password-stdin"], PASSWORD, "without TLS"),
-        (["u:p@h", "-u", USER, "--password-stdin"], PASSWORD, "not a registry"),
-        (["h", "-u", USER, "--password", "x"], "", "No such option"),
-    ],
-)
-def test_wrong_use(
-    blobstore: Blobstore, config: Path, words: list[str], stdin: str, reason: str
-) -> None:
-    code, _, err = blobstore("login", *words, stdin=stdin)
-    assert (code, reason in err, config.exists()) == (2, True, False)
+def test_wrong_use(blobstore: Blobstore, config: Path) -> None:
+    for words, stdin, reason in (
+        ("h --password-stdin", PASSWORD, "--password-stdin needs --username USER"),
+        (f"h -u {USER}", "", "can't ask for the password"),
+        (f"h -u {USER} --password-stdin", f"{PASSWORD}\n\n", "line break"),
+        (f"h -u {USER} --password-stdin", "x" * 20_000, "longer than 16,384 bytes"),
+        ("h -u a:b --password-stdin", PASSWORD, "colon"),
+        (f"http://h -u {USER} --password-stdin", PASSWORD, "without TLS"),
+        (f"u:p@h -u {USER} --password-stdin", PASSWORD, "not a registry"),
+        (f"h -u {USER} --password x", "", "No such option"),
+    ):
+        code, _, err = blobstore("login", *words.split(), stdin=stdin)
+        assert (code, reason in err, config.exists()) == (2, True, False)
 
 
 def test_a_password_is_asked_for_without_echo(registry: GuardedApi, config: Path) -> None:

@@ -11,7 +11,6 @@ from support.checkpoints import safetensors_bytes
 from support.commands import Cli
 from support.stores import commit_model
 
-import blobstore
 from blobstore.names import ModelName
 from blobstore.store.local.store import open_store
 
@@ -30,13 +29,6 @@ def test_an_archive_goes_through_a_pipe(cli: Cli, tmp_path: Path) -> None:
     assert saving.returncode == 0
     assert done.stdout.startswith(b"Loaded n:latest: ")
     assert target.manifests.names() == [ModelName.parse("n")]
-
-
-def test_wrong_options_of_export(cli: Cli, source: Path, tmp_path: Path) -> None:
-    blobstore.import_model(source, "m", store=cli.store)
-    for options in ("--format gguf", "--max-shard-size bananas"):
-        cli.refused("export", "m", tmp_path / "out", *options.split())
-    assert not (tmp_path / "out").exists()
 
 
 # metadata

@@ -48,25 +48,17 @@ def test_the_options_of_an_import_reach_the_store(cli: Cli, source: Path, tmp_pa
     file.write_bytes(safetensors_bytes({UP: vector}))
     words = ("--quant", "nvfp4", "--method", "search", "--importance", file, "--global-scale")
     made = cli.json("import", source, "cli", *words, "--align", 4096, "--dtype", "float16")
-    api = blobstore.import_model(
-        source,
-        "api",
-        store=cli.store,
-        quant="nvfp4",
-        method="search",
-        importance={UP: vector},
-        global_scale=True,
-        alignment=4096,
-        dtype="float16",
-    )
+    options: Any = {"quant": "nvfp4", "method": "search", "importance": {UP: vector}}
+    options |= {"global_scale": True, "alignment": 4096, "dtype": "float16"}
+    api = blobstore.import_model(source, "api", store=cli.store, **options)
     assert made["digest"] == str(api.digest)
 
 
-@pytest.mark.parametrize("command", ["plan", "import"])
-def test_an_adapter_is_merged(cli: Cli, command: str) -> None:
-    adapters = FIXTURES / "adapters"
-    said = cli.text(command, adapters / "base-llama", "--adapter", adapters / "peft-linear")
-    assert "factors of an adapter that were merged" in said
+def test_an_adapter_is_merged(cli: Cli) -> None:
+    base, adapter = (FIXTURES / "adapters" / name for name in ("base-llama", "peft-linear"))
+    for command in ("plan", "import"):
+        said = cli.text(command, base, "--adapter", adapter)
+        assert "factors of an adapter that were merged" in said
 
 
 def test_a_plan_in_a_file_takes_no_options(cli: Cli, source: Path, tmp_path: Path) -> None:

@@ -53,6 +53,7 @@ WRONG = {
     "import https://[x/m": "not a web address",
     "import": "missing.*\n.*--modelfile FILE",
     "import model --adapter a --adapter b": "--adapter was given twice",
+    "export m out --max-shard-size bananas": "bananas",
     "schema": "needs a COMMAND",
     "schema bake": "no command 'bake'",
     "serve --allowed-host a.example:80": "'a.example:80' is not a host name",

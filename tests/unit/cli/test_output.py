@@ -49,45 +49,44 @@ def test_a_tensor_name_is_no_markup_of_the_bar(monkeypatch: pytest.MonkeyPatch) 
 # Paths in a folder that may not be searched
 
 COMMANDS = [
-    "import {closed}/source m --store {new}",
-    "import {open} m --store {closed}/store",
-    "plan {open} --policy {closed}/policy.toml",
-    "plan --modelfile {from}",
+    "import {closed}/source m --store {root}/new",
+    "import {root}/open m --store {closed}/store",
+    "plan {root}/open --policy {closed}/policy.toml",
+    "plan --modelfile {root}/from",
     "plan {closed}/models--org--name",
     "inspect {closed}/source/model.safetensors",
-    "export m {closed}/out --store {store}",
+    "export m {closed}/out --store {root}/store",
     *(f"{words} --store {{closed}}/store" for words in ("list", "rm m", "cp m n", "prune --undo")),
 ]
 
 
 @pytest.fixture
-def places() -> Iterator[dict[str, Path]]:
-    """Folders that other users may enter, and one that they may only list, with the same in it."""
+def root() -> Iterator[Path]:
+    """A folder that other users may enter, with ``closed``, which they may only list."""
     codecs.lookup("utf-8-sig")  # of a Modelfile: the other user may not read this Python's files
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder)
         root.chmod(0o755)
-        tensors = {"w.weight": np.zeros((64, 64), np.float32)}
-        source, closed = write_checkpoint(root / "open", tensors), root / "closed"
-        write_checkpoint(closed / "source", tensors)
+        closed = root / "closed"
+        for source in (root / "open", closed / "source"):
+            write_checkpoint(source, {"w.weight": np.zeros((64, 64), np.float32)})
         (closed / "models--org--name" / "snapshots").mkdir(parents=True)
         (closed / "policy.toml").write_text('quant = "int4"')
-        (closed / "Modelfile").write_text(f"FROM {source}")
         (root / "from").write_text(f"FROM {closed / 'source'}")
         (root / "new").mkdir(mode=0o777)
         for place in (root, closed):
-            blobstore.import_model(source, "m", store=blobstore.open_store(place / "store"))
+            blobstore.import_model(root / "open", "m", store=place / "store")
         closed.chmod(0o444)
-        yield {name: root / name for name in ("open", "closed", "new", "store", "from")}
+        yield root
         closed.chmod(0o755)
 
 
 def test_a_folder_that_may_not_be_searched_is_one_sentence(
-    places: dict[str, Path], capsys: pytest.CaptureFixture[str]
+    root: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for words in COMMANDS:
         with unprivileged():
-            code = run(words.format(**places).split())
+            code = run(words.format(root=root, closed=root / "closed").split())
         err = capsys.readouterr().err
         assert code in (1, 2), words
         assert err.startswith("Error: "), words

@@ -88,22 +88,19 @@ def test_the_prompt_is_standard_input(runner: Runner) -> None:
     for words in ((), ("-",)):
         assert runner(*words, stdin=b"def f():\n    pass\n")[0] == 0
     assert runner.parrot.seen == ["^def f():\n    pass"] * 2
+    for words, stdin, message in (
+        ((), b"", "the prompt is empty\nHint: Give"),
+        ((), b"ab\xff", "standard input is not UTF-8 at byte 2"),
+        (("\udcff",), b"", "prompt"),
+    ):
+        code, _, err = runner(*words, stdin=stdin)
+        assert (code, message in err) == (2, True)
 
 
 def test_raw_leaves_the_template_out(runner: Runner) -> None:
     runner.is_model(system="S")
     assert "--raw continues the text: the system prompt" in runner("hi", "--raw")[2]
     assert runner.parrot.seen == ["^hi"]
-
-
-def test_what_is_not_a_prompt_is_wrong_use(runner: Runner) -> None:
-    for words, stdin, message in (
-        ([], b"", "the prompt is empty\nHint: Give"),
-        ([], b"ab\xff", "standard input is not UTF-8 at byte 2"),
-        (["\udcff"], b"", "prompt"),
-    ):
-        code, _, err = runner(*words, stdin=stdin)
-        assert (code, message in err) == (2, True)
 
 
 def test_what_a_terminal_would_act_on_is_escaped_there(monkeypatch: pytest.MonkeyPatch) -> None:

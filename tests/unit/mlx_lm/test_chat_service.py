@@ -21,6 +21,9 @@ TOOLS = CHAT_TEMPLATE + "{# <tool_call> tool_call.name #}"
 """By these words mlx-lm knows the form of calls."""
 
 
+ALONE = pytest.mark.parametrize("alone", [{}, {"seed": 1}], ids=["in a batch", "alone"])
+
+
 @pytest.fixture(scope="module")
 def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     from blobstore.mlx_lm.chat_service import load_service
@@ -73,14 +76,11 @@ class Client:
         return str(self.whole()["choices"][0]["text"])
 
 
-@pytest.mark.parametrize("alone", [{}, {"seed": 1}], ids=["in a batch", "alone"])
+@ALONE
 def test_an_answer_ends_before_its_stop_text(service: Any, alone: dict[str, Any]) -> None:
     found = Client(service, stop=["e"], **alone).whole()
-    assert found["choices"][0] == {
-        "index": 0,
-        "finish_reason": "stop",
-        "text": ANSWER[: ANSWER.index("e")],
-    }
+    text = ANSWER[: ANSWER.index("e")]
+    assert found["choices"] == [{"index": 0, "finish_reason": "stop", "text": text}]
     again = Client(service, **alone).whole()
     assert again["choices"][0]["text"] == ANSWER
     assert again["usage"]["prompt_tokens_details"]["cached_tokens"] > 0
@@ -97,7 +97,7 @@ def test_answers_together_are_those_alone(service: Any) -> None:
     assert seeded.text() == texts[0]
 
 
-@pytest.mark.parametrize("alone", [{}, {"seed": 1}], ids=["in a batch", "alone"])
+@ALONE
 def test_the_answer_of_a_client_that_is_gone_ends(service: Any, alone: dict[str, Any]) -> None:
     is_gone = threading.Event()
     gone = Client(service, holds=is_gone, max_tokens=900, stream=True, **alone)
@@ -156,18 +156,14 @@ def test_a_model_is_loaded_when_it_is_asked_for(service: Any) -> None:
 
 
 CITY = {
-    "type": "object",
+    "type": "object", "required": ["city"], "additionalProperties": False,
     "properties": {"city": {"$ref": "#/$defs/city"}},
-    "required": ["city"],
-    "additionalProperties": False,
     "$defs": {"city": {"enum": ["Oslo", "Rome"]}},
 }
-CALLS: dict[str, Any] = {
-    "tools": [{"type": "function", "function": {"name": "f", "parameters": CITY}}]
-}
+F: Any = {"type": "function", "function": {"name": "f", "parameters": CITY}}
 
 
-@pytest.mark.parametrize("alone", [{}, {"seed": 1}], ids=["in a batch", "alone"])
+@ALONE
 def test_an_answer_follows_a_schema(service: Any, alone: dict[str, Any]) -> None:
     pytest.importorskip("llguidance")
     given = {"content": "hi", "model": "n", "temperature": 1.0, "max_tokens": 60, **alone}
@@ -178,7 +174,7 @@ def test_an_answer_follows_a_schema(service: Any, alone: dict[str, Any]) -> None
     assert json.loads(choice["message"]["content"])["city"] in ("Oslo", "Rome")
     assert choice["finish_reason"] == "stop"
     json.dumps(document, allow_nan=False)
-    (choice,) = Client(service, CHAT, tool_choice="required", **CALLS, **given).whole()["choices"]
+    (choice,) = Client(service, CHAT, tool_choice="required", tools=[F], **given).whole()["choices"]
     (call,) = choice["message"]["tool_calls"]
     assert call["function"]["name"] == "f"
     assert json.loads(call["function"]["arguments"])["city"] in ("Oslo", "Rome")
@@ -192,4 +188,4 @@ def test_a_grammar_that_can_not_be_made_is_an_error(service: Any) -> None:
     with pytest.raises(UsageError, match=r"is not supported by llguidance: Unimplemented keys"):
         Client(service, CHAT, content="hi", response_format=form).whole()
     with pytest.raises(UsageError, match="the model has no calls of tools in JSON"):
-        Client(service, CHAT, content="hi", tool_choice="required", **CALLS).whole()
+        Client(service, CHAT, content="hi", tool_choice="required", tools=[F]).whole()

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.layouts import write
+from support.layouts import model, write
 from support.stores import blob_path, manifest_path
 from support.talking import CHAT_TEMPLATE, Letters
 
@@ -39,9 +39,8 @@ def test_the_chat_template_counts_before_ollamas() -> None:
 def test_ollamas_template_is_not_run() -> None:
     made = prompts(template=OLLAMA)
     assert not made.continues
-    with pytest.raises(
-        errors.UnsupportedSourceError, match="m:latest: its only chat template"
-    ) as caught:
+    message = "m:latest: its only chat template"
+    with pytest.raises(errors.UnsupportedSourceError, match=message) as caught:
         text(made, SYSTEM, USER)
     assert "--raw" in str(caught.value.hint)
     assert text(prompts(template=OLLAMA, is_raw=True), USER) == "^hi"
@@ -67,14 +66,13 @@ def test_messages_of_openai() -> None:
     assert whole.endswith("USER: hi\nASSISTANT:")  # as mlx_lm.server has it without a template
 
 
-@pytest.mark.parametrize("is_raw", [False, True])
-def test_without_a_template_the_text_is_continued(is_raw: bool) -> None:
-    made = prompts(CHAT_TEMPLATE if is_raw else None, is_raw=is_raw)
-    assert made.continues
+def test_without_a_template_the_text_is_continued() -> None:
     said = {"role": "assistant", "content": " there"}
-    assert text(made, USER) == "^hi"
-    assert text(made, USER, said, USER) == "^hi there\nhi"
-    assert text(made, {"role": "user", "content": "^hi"}) == "^hi"  # it begins as texts do
+    for made in (prompts(), prompts(CHAT_TEMPLATE, is_raw=True)):
+        assert made.continues
+        assert text(made, USER) == "^hi"
+        assert text(made, USER, said, USER) == "^hi there\nhi"
+        assert text(made, {"role": "user", "content": "^hi"}) == "^hi"  # it begins as texts do
 
 
 def test_a_broken_template_is_a_typed_error() -> None:
@@ -137,23 +135,23 @@ MESSAGE assistant b
 """
 
 
-def stored(folder: Path, store: Store, modelfile: str = MODELFILE, **config: Any) -> None:
-    from support.layouts import model
-
-    source = write(model(folder), {"Modelfile": modelfile})
-    original = json.loads((source / "config.json").read_text())
-    write(source, {"config.json": original | config})
-    blobstore.import_model(source, "m", store=store, modelfile=source / "Modelfile")
-
-
 def texts(store: Store) -> ModelTexts:
     with blobstore.open_model("m", store=store) as model:
         return texts_of(model)
 
 
-def test_layers_and_documents(tmp_path: Path, store: Store) -> None:
-    stored(tmp_path / "m", store, max_position_embeddings=99)
-    assert texts(store) == ModelTexts(
+@pytest.fixture
+def stored(tmp_path: Path, store: Store) -> Store:
+    """A store with a model that has each kind of text."""
+    source = write(model(tmp_path / "m"), {"Modelfile": MODELFILE})
+    config = json.loads((source / "config.json").read_text())
+    write(source, {"config.json": config | {"max_position_embeddings": 99}})
+    blobstore.import_model(source, "m", store=store, modelfile=source / "Modelfile")
+    return store
+
+
+def test_layers_and_documents(stored: Store) -> None:
+    assert texts(stored) == ModelTexts(
         template="[{{ .Prompt }}]",
         system="Be short.",
         messages=({"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}),
@@ -180,11 +178,10 @@ DAMAGED: dict[str, tuple[str, bytes, type[errors.BlobStoreError]]] = {
 }
 
 
-def test_a_damaged_layer_is_told_with_its_model(tmp_path: Path, store: Store) -> None:
-    stored(tmp_path / "m", store)
-    whole = manifest_path(store, "m").read_bytes()
+def test_a_damaged_layer_is_told_with_its_model(stored: Store) -> None:
+    whole = manifest_path(stored, "m").read_bytes()
     for message, (media_type, data, kind) in DAMAGED.items():
-        manifest_path(store, "m").write_bytes(whole)
-        replace_layer(store, media_type, data)
+        manifest_path(stored, "m").write_bytes(whole)
+        replace_layer(stored, media_type, data)
         with pytest.raises(kind, match=f"^model m:latest: .*{message}"):
-            texts(store)
+            texts(stored)

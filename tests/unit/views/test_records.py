@@ -39,6 +39,10 @@ def quality(*words: object) -> None:
     assert run(["quality", "m", "--against", *map(str, words)]) == 0
 
 
+def verify(store: Store, *words: str) -> None:
+    assert run(["verify", *words, "--store", str(store.root)]) == 3
+
+
 def test_quality_is_kept(store: Store, source: Path, capsys: pytest.CaptureFixture[str]) -> None:
     digest = store.manifest("m").digest
     assert kept_quality(store, M, digest).result is None
@@ -56,7 +60,7 @@ def test_what_is_no_longer_true_is_dropped(store: Store) -> None:
         commit_model(store, name.decode(), name)
         blob_path(store, name).write_bytes(b"?")
     (store.root / "blobs" / "odd").touch()
-    assert run(["verify", "--store", str(store.root)]) == 3
+    verify(store)
     view = kept_verify(store)
     assert (view.blobs, view.damaged, view.odd) == (3, 3, 1)
     other = store.root / "blobs" / "other"
@@ -110,10 +114,10 @@ def test_results_of_a_lower_store_are_read(store: Store, source: Path, tmp_path:
 
 def test_verify_of_all_models_is_kept(store: Store, capsys: pytest.CaptureFixture[str]) -> None:
     commit_model(store, "m", b"one")
-    assert run(["verify", "m", "--store", str(store.root)]) == 3
+    verify(store, "m")
     assert kept_verify(store).result is None
     capsys.readouterr()
-    assert run(["verify", "--quick", "--sample", "1/1", "--store", str(store.root), "--json"]) == 3
+    verify(store, "--quick", "--sample", "1/1", "--json")
     printed = json.loads(capsys.readouterr().out)
     view = kept_verify(store)
     assert (view.quick, view.sample, view.damaged, view.broken) == (True, "1/1", 1, 0)
@@ -123,19 +127,13 @@ def test_verify_of_all_models_is_kept(store: Store, capsys: pytest.CaptureFixtur
 DIGEST = Digest.of(b"")
 
 
-def test_figures_that_json_does_not_have_are_null() -> None:
-    document = document_of(Errors(1, math.inf, 1.0, 1.0, math.nan, math.inf))
-    assert document["rmse"] is document["max_error"] is document["cosine"] is None
-    assert document["weights"] == 1
-
-
-def test_a_damaged_blob_lists_a_hundred_models() -> None:
+def test_documents_of_views() -> None:
+    figures = document_of(Errors(1, math.inf, 1.0, 1.0, math.nan, math.inf))
+    assert figures["rmse"] is figures["max_error"] is figures["cosine"] is None  # JSON has no inf
+    assert figures["weights"] == 1
     blob = document_of(DamagedBlob(DIGEST, "torn", (M,) * 1000, ("x",)))
     assert (len(blob["models"]), blob["model_count"]) == (100, 1000)
     assert (blob["digest"], blob["tensors"], blob["tensor_count"]) == (str(DIGEST), ["x"], 1)
-
-
-def test_broken_models_have_nulls_and_a_reason() -> None:
     item = document_of(BrokenModel(M, StorageError("no disk")))
     assert {key for key, value in item.items() if value is not None} == {"name", "error"}
 

@@ -3,16 +3,17 @@
 from collections.abc import Callable
 from typing import Any
 
-import pytest
 from support.web_client import OWN, Reply, ask
 
 from blobstore.errors import ModelNotFoundError, UsageError
 from blobstore.web.chat import Chat
 
 OTHER = "http://example.com"
-PREFLIGHT = {
-    "access-control-request-method": "POST",
-    "access-control-request-headers": "authorization, x-stainless-os",
+PREFLIGHT: Any = {
+    "method": "OPTIONS",
+    "origin": OTHER,
+    "access_control_request_method": "POST",
+    "access_control_request_headers": "authorization, x-stainless-os",
 }
 
 
@@ -49,16 +50,14 @@ def asked(
     path: str = "/v1/completions",
     method: str = "POST",
     allowed: str = "https://allowed.example/",
-    origin: str | None = None,
     api_key: str | None = None,
-    more: dict[str, str] | None = None,
     leaves_after: int | None = None,
+    **headers: str,
 ) -> Reply:
-    """Return the answer to one request; ``more``: headers."""
+    """Return the answer to one request."""
     chat = Chat(service, [allowed], api_key)  # type: ignore[arg-type]
-    fields = ({} if origin is None else {"origin": origin}) | (more or {})
-    pieces = body or (b"",)
-    return ask(chat, path, method, fields, body=pieces, leaves_after=leaves_after)
+    fields = {name.replace("_", "-"): value for name, value in headers.items()}
+    return ask(chat, path, method, fields, body=body or (b"",), leaves_after=leaves_after)
 
 
 def test_a_whole_answer() -> None:
@@ -105,15 +104,12 @@ def test_addresses() -> None:
 def test_a_key_that_clients_must_send() -> None:
     for given in ("", "Bearer", "Bearer wrong", "Basic ü", "key"):
         service = Service()
-        reply = asked(service, b"a", api_key="key", more={"authorization": given})
+        reply = asked(service, b"a", api_key="key", authorization=given)
         assert (reply.status, service.requests) == (401, [])
         assert reply.json["error"]["code"] == "invalid_api_key"
         assert reply.headers["www-authenticate"] == "Bearer"
-    assert asked(Service(), b"a", api_key="key", more={"authorization": "bearer key"}).status == 200
-    preflight = asked(
-        Service(), method="OPTIONS", origin=OTHER, allowed="*", api_key="key", more=PREFLIGHT
-    )
-    assert preflight.status == 200
+    assert asked(Service(), b"a", api_key="key", authorization="bearer key").status == 200
+    assert asked(Service(), allowed="*", api_key="key", **PREFLIGHT).status == 200
 
 
 def test_a_large_request_is_refused() -> None:
@@ -138,11 +134,11 @@ def test_pages_of_other_sites_may_not_use_the_model() -> None:
     assert asked(service, origin=f"http://{OWN}").status == 200
 
 
-@pytest.mark.parametrize("allowed", ["*", "HTTP://EXAMPLE.com/"])
-def test_they_may_if_they_are_allowed(allowed: str) -> None:
-    assert asked(Service(), b"a", allowed=allowed, origin=OTHER).status == 200
-    reply = asked(Service(), method="OPTIONS", allowed=allowed, origin=OTHER, more=PREFLIGHT)
-    assert reply.status == 200
-    assert reply.headers["access-control-allow-origin"] in (OTHER, "*")
-    # OpenAI's client for browsers has headers of its own.
-    assert "authorization" in reply.headers["access-control-allow-headers"]
+def test_they_may_if_they_are_allowed() -> None:
+    for allowed in ("*", "HTTP://EXAMPLE.com/"):
+        assert asked(Service(), b"a", allowed=allowed, origin=OTHER).status == 200
+        reply = asked(Service(), allowed=allowed, **PREFLIGHT)
+        assert reply.status == 200
+        assert reply.headers["access-control-allow-origin"] in (OTHER, "*")
+        # OpenAI's client for browsers has headers of its own.
+        assert "authorization" in reply.headers["access-control-allow-headers"]

@@ -1,7 +1,6 @@
 """The registry: what it answers, over every kind of home, and what it refuses."""
 
 import json
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -41,27 +40,27 @@ def fill(home: Any, name: str = "tiny:int4", weights: bytes = WEIGHTS) -> Manife
 
 
 @pytest.fixture(scope="module")
-def filled(tmp_path_factory: pytest.TempPathFactory) -> Store:
+def filled(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Manifest]:
+    """An application that only reads its store, and the manifest of the one model there."""
     store = blobstore.open_store(tmp_path_factory.mktemp("filled") / "store")
-    fill(store)
-    return store
-
-
-@pytest.fixture(scope="module")
-def app(filled: Store) -> Any:
-    return app_over(filled)
-
-
-@pytest.fixture(scope="module")
-def manifest(filled: Store) -> Manifest:
-    return filled.manifest("tiny:int4")
+    manifest = fill(store)
+    return app_over(store), manifest
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> Store:
-    found = blobstore.open_store(tmp_path / "store")
-    fill(found)
-    return found
+def app(filled: tuple[Any, Manifest]) -> Any:
+    return filled[0]
+
+
+@pytest.fixture
+def manifest(filled: tuple[Any, Manifest]) -> Manifest:
+    return filled[1]
+
+
+@pytest.fixture
+def store(store: Store) -> Store:
+    fill(store)
+    return store
 
 
 def blob(data: bytes = WEIGHTS) -> str:
