@@ -30,9 +30,6 @@ def _introduction(name: str) -> str:
     return (FOLDER / f"{name}.md").read_text().partition("\n## ")[0]
 
 
-# The command line.
-
-
 def cli_page() -> str:
     group: Any = typer.main.get_command(main.app)
     context = group.context_class(group, info_name="blobstore")
@@ -67,9 +64,6 @@ def _command(name: str, command: Any, parent: Any) -> Iterator[str]:
 
 def _cell(text: str) -> str:
     return " ".join(text.split()).replace("|", "\\|")
-
-
-# The Python API.
 
 
 def api_page() -> str:

@@ -43,9 +43,6 @@ def row_of(page: Page, name: str) -> list[str]:
     return [cell.strip() for cell in row.locator(".cell").all_inner_texts()]
 
 
-# All models
-
-
 def test_models_are_listed_as_the_command_line_lists_them(site: Watched) -> None:
     page = site.open("/")
     site.expect(page).to_have_title("Models · blobstore")
@@ -105,9 +102,6 @@ def test_the_keyboard_reaches_everything(site: Watched) -> None:
     page.keyboard.press("Enter")
     page.wait_for_url("**/model?name=*")
     assert page.get_by_role("heading", level=1).inner_text() == shown[1]
-
-
-# One model
 
 
 def fact(page: Page, name: str) -> str:
@@ -258,9 +252,6 @@ def test_a_model_that_can_t_be_shown_says_why(browser: Browser, origin: str) -> 
         found.faults.clear()  # a browser says of each answer that it is not 2xx
 
 
-# Comparing and disk space
-
-
 def test_what_differs_between_two(site: Watched) -> None:
     page = site.open("/compare", model=[DENSE, WIDER])
     site.expect(page).to_have_title(f"Compare {DENSE}, {WIDER} · blobstore")
@@ -294,9 +285,6 @@ def test_what_verify_found(browser: Browser, tmp_path: Path) -> None:
         assert DENSE in row
         assert "model.embed_tokens.weight" in row
         site.expect(page.get_by_text("blobstore repair NAME")).to_be_visible()
-
-
-# Hostile texts, accessibility, units
 
 
 MARKUP = "img, script[src=x], svg[onload], [onerror], b, script:not([src])"

@@ -31,9 +31,6 @@ def test_an_archive_goes_through_a_pipe(cli: Cli, tmp_path: Path) -> None:
     assert target.manifests.names() == [ModelName.parse("n")]
 
 
-# metadata
-
-
 @pytest.fixture
 def file(tmp_path: Path) -> Path:
     path = tmp_path / "m.safetensors"

@@ -40,9 +40,6 @@ def test_a_replaced_model_is_named(cli: Cli, source: Path) -> None:
     assert f"Replaced {short}, which had this name" in cli.text("import", source, "m")
 
 
-# Options
-
-
 def test_the_options_of_an_import_reach_the_store(cli: Cli, source: Path, tmp_path: Path) -> None:
     file, vector = tmp_path / "importance.safetensors", np.linspace(0, 2, 64, dtype=np.float32)
     file.write_bytes(safetensors_bytes({UP: vector}))
@@ -72,9 +69,6 @@ def test_a_plan_in_a_file_takes_no_options(cli: Cli, source: Path, tmp_path: Pat
     assert "not a regular file" in cli.refused("plan", source, "-o", tmp_path / "pipe", code=1)
 
 
-# Names and tags that say a type
-
-
 def test_another_type(cli: Cli, source: Path) -> None:
     for tag, quant, weights in (
         ("INT4", ["--quant", "mxfp8"], "mxfp8"),
@@ -101,9 +95,6 @@ def test_a_type_tag(cli: Cli, source: Path, tmp_path: Path) -> None:
         blobstore.import_model(tmp_path / tag, f"y:{tag}", store=cli.store)
         with pytest.raises(UsageError, match="will be"):
             blobstore.import_model(tmp_path / tag, "y:nvfp4", store=cli.store)
-
-
-# Coverage: what is stored, what is left out, and why
 
 
 @pytest.fixture
@@ -139,9 +130,6 @@ def test_an_import_says_what_it_left_out_and_show_says_it_later(cli: Cli, layere
     assert "stored" not in cli.text("show", "m")
     imported = cli.json("import", layered, "m")["coverage"]
     assert cli.json("show", "m", "--coverage")["coverage"]["tensors"] == imported["tensors"]
-
-
-# Sources
 
 
 def test_folders_and_files_that_are_no_checkpoints(

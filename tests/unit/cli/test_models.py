@@ -89,9 +89,6 @@ def test_a_blocked_command_names_the_process_that_it_waits_for(cli: Cli) -> None
     cli.refused("rm", "m", "--wait", "-1")
 
 
-# Names in another case, and what a newer Ollama has
-
-
 @pytest.fixture
 def qwen(cli: Cli) -> Cli:
     """Commands on a store with a model ``Qwen:Int4``."""

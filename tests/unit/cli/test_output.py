@@ -46,8 +46,6 @@ def test_a_tensor_name_is_no_markup_of_the_bar(monkeypatch: pytest.MonkeyPatch) 
             progress(2, name)
 
 
-# Paths in a folder that may not be searched
-
 COMMANDS = [
     "import {closed}/source m --store {root}/new",
     "import {root}/open m --store {closed}/store",

@@ -110,9 +110,6 @@ def test_what_a_terminal_would_act_on_is_escaped_there(monkeypatch: pytest.Monke
         assert shown_piece(text) == shown
 
 
-# A conversation
-
-
 def test_a_conversation(runner: Runner) -> None:
     assert runner.talk("a", "", "  ", '"""b', 'c"""') == (0, "ok\n\nok\n\n\n")
     assert runner.parrot.seen[1].endswith("# assistant\nok\n# user\nb\nc\n# assistant\n")

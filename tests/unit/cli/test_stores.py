@@ -66,9 +66,6 @@ def test_a_folder_of_something_else_is_not_a_store(cli: Cli, tmp_path: Path) -> 
         assert (f"Hint: Did you mean {tmp_path}/models?" in error) == (inside == "models")
 
 
-# Models that are missing
-
-
 def test_invalid_names(cli: Cli, source: Path) -> None:
     for name in ("../x", "", "x" * 81):
         for words in (["import", "--", source], ["show", "--"], ["cp", "--", "x"], ["rm", "--"]):
@@ -102,9 +99,6 @@ def test_similar_names_are_offered(models: Cli) -> None:
         "nobody/qwen3": "blobstore list shows the models of the store, blobstore pull NAME f",
     }.items():
         assert models.refused("show", name, code=1).splitlines()[1].startswith(f"Hint: {hint}")
-
-
-# Buckets
 
 
 @pytest.fixture
@@ -179,9 +173,6 @@ def test_settings_of_buckets_that_obstore_does_not_read(monkeypatch: pytest.Monk
     assert bucket_options("gs://b") == {"base_url": "http://g"} | http
     assert bucket_options("az://b") == {"use_emulator": "true"} | http
     assert bucket_options("memory://b") == {}
-
-
-# Places
 
 
 def test_models_at_other_places(

@@ -168,10 +168,8 @@ def test_what_is_not_a_document_is_refused() -> None:
 
 def test_a_prompt_that_can_not_fit_is_refused_before_it_becomes_tokens() -> None:
     long = "x" * 1601
-    for path, given in {
-        TEXT: {"prompt": long},
-        CHAT: {"messages": [USER | {"content": long}]},
-    }.items():
+    requests: Any = {TEXT: {"prompt": long}, CHAT: {"messages": [USER | {"content": long}]}}
+    for path, given in requests.items():
         with pytest.raises(UsageError, match=r"1,6\d\d characters, at most 1,600"):
             made(path, Sampling(context=100), **given)
 

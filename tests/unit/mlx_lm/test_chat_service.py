@@ -156,7 +156,9 @@ def test_a_model_is_loaded_when_it_is_asked_for(service: Any) -> None:
 
 
 CITY = {
-    "type": "object", "required": ["city"], "additionalProperties": False,
+    "type": "object",
+    "required": ["city"],
+    "additionalProperties": False,
     "properties": {"city": {"$ref": "#/$defs/city"}},
     "$defs": {"city": {"enum": ["Oslo", "Rome"]}},
 }

@@ -85,7 +85,7 @@ def test_a_broken_template_is_a_typed_error() -> None:
             text(prompts(template), USER)
 
 
-SPECIAL = {"bos_token": "^"}
+SPECIAL: dict[str, Any] = {"bos_token": "^"}
 MESSAGES = [{"role": "user", "content": "hi ü \u2028"}, {"role": "assistant", "content": "x"}]
 
 
@@ -102,8 +102,8 @@ def test_a_prompt_is_that_of_transformers(process: TemplateProcess) -> None:
     tools = [{"type": "function", "function": {"name": "f"}}]
     options: dict[str, Any] = {"add_generation_prompt": True, "tools": tools, "flag": 1}
     for template in (CHAT_TEMPLATE, "{{ bos_token }}{{ tools }}{{ messages | tojson }}{{ flag }}"):
-        texts, _ = render_jinja_template([MESSAGES], chat_template=template, **options, **SPECIAL)
-        assert [process.render(template, SPECIAL, MESSAGES, **options)] == texts
+        made: Any = render_jinja_template([MESSAGES], chat_template=template, **options, **SPECIAL)
+        assert [process.render(template, SPECIAL, MESSAGES, **options)] == made[0]
 
 
 @pytest.mark.parametrize(

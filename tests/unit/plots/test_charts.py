@@ -68,9 +68,6 @@ def test_the_front_has_the_models_that_none_beats() -> None:
     assert spec["data"][1]["values"] == [{"x": 10, "y": 0.3}, {"x": 20, "y": 0.1}]
 
 
-# In a terminal
-
-
 def lines_of(found: list[charts.TensorError], width: int = 80, **options: bool) -> list[str]:
     lines = charts.error_lines(found, width, **({"ascii_only": False, "colours": False} | options))
     assert max(map(len, lines), default=0) <= width or options.get("colours")

@@ -3,6 +3,7 @@
 import json
 import shutil
 from pathlib import Path
+from unittest.mock import Mock
 from urllib.parse import quote
 
 import pytest
@@ -95,10 +96,7 @@ def test_errors_are_documents(client: Client) -> None:
 
 
 def test_an_unexpected_error_has_no_details(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fails() -> None:
-        raise RuntimeError("secret")
-
-    monkeypatch.setattr(store.manifests, "names", fails)
+    monkeypatch.setattr(store.manifests, "names", Mock(side_effect=RuntimeError("secret")))
     client = Client(application(store, Hosts("127.0.0.1")))
     reply = client.get("/api/models")
     assert reply.status == 500

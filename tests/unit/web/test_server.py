@@ -13,11 +13,11 @@ from queue import SimpleQueue
 from typing import Any, BinaryIO
 
 import pytest
+from support.stores import commit_model
 
 import blobstore
 from blobstore.errors import UsageError
-from blobstore.formats.documents import Descriptor, Manifest
-from blobstore.names import Digest, ModelName
+from blobstore.names import Digest
 from blobstore.web import application as server
 from blobstore.web.application import Hosts, application, serve_at
 from blobstore.web.distribution import distribution_routes
@@ -49,10 +49,7 @@ def talk_to(app: Any, talk: Callable[[int], None], *, ends: bool = True, log: bo
 @pytest.fixture(scope="module")
 def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     store = blobstore.open_store(tmp_path_factory.mktemp("server") / "store")
-    layer = Descriptor("application/vnd.ollama.image.tensor", Digest.of(WEIGHTS), len(WEIGHTS))
-    with store.session() as session:
-        session.put(WEIGHTS)
-        session.publish(ModelName.parse("tiny:x"), Manifest(layers=(layer,)))
+    commit_model(store, "tiny:x", WEIGHTS)
     return store.root
 
 
