@@ -36,6 +36,9 @@ _HINTS = (".blobstore/lock", ".blobstore/names", ".blobstore/hints/")
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
+# MLX would call a C++ compiler for each function that it fuses: seconds, and the same numbers.
+os.environ.setdefault("MLX_DISABLE_COMPILE", "1")
+
 # Commands run in the tests' process, and this switch is for a process that ends with its command.
 on_mlx_lm.without_package_code = lambda: None
 
