@@ -14,8 +14,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from architectures.converted import ROWS
-from architectures.row import made_apart, make_converted_row, make_row
-from architectures.rows import architectures
+from architectures.rows import architectures, made_apart
 from architectures.table import converted_table, good, table
 
 PAGES = Path(__file__).parents[2] / "docs" / "reference"
@@ -29,18 +28,16 @@ def main() -> int:
     parser.add_argument("--converted", action="store_true", help="architectures-converted.md")
     options = parser.parse_args()
     names = ROWS if options.converted else tuple(architectures())
-    make = partial(made_apart, make_converted_row if options.converted else make_row)
+    make = partial(made_apart, converted=options.converted)
     with ThreadPoolExecutor(options.jobs) as pool:
         rows = list(pool.map(make, (name for name in names if fnmatchcase(name, options.only))))
     for row in rows:
         words = [f"{quant}: {outcome['verdict']}" for quant, outcome in row["types"].items()]
         print(f"{row['architecture']:28} {' '.join(words)}; mlx-lm: {row['mlx_lm']}"[:200])  # noqa: T201
     if options.only == "*":
-        date = f"{datetime.now(UTC):%Y-%m-%d}"
-        if options.converted:
-            (PAGES / "architectures-converted.md").write_text(converted_table(rows, date))
-        else:
-            (PAGES / "architectures.md").write_text(table(rows, date))
+        page = "architectures-converted.md" if options.converted else "architectures.md"
+        written = converted_table if options.converted else table
+        (PAGES / page).write_text(written(rows, f"{datetime.now(UTC):%Y-%m-%d}"))
     return 0 if all(map(good, rows)) else 1
 
 

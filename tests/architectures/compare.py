@@ -40,12 +40,9 @@ class Verdict(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """A verdict and its reason.
-
-    A right one has the share of parameters that is quantized now, and that was before loading.
+    """A verdict and its reason; of a right one the shares of parameters, and the logits' error.
 
     ``dequantized``: what mlx-lm computes with, or moves within a group, becomes values again.
-    ``error``: that of the logits.
     """
 
     verdict: Verdict
@@ -143,19 +140,13 @@ def _judged(network: Any, exported: Any, bits: int | None, source: Any) -> Outco
     error: Any = (mx.linalg.norm(ours - sources) / mx.linalg.norm(sources)).item()
     quantized = [path for path, value in held.items() if value.bits]
     others = [path for path in held if not held[path].bits and found[path] is not None]
-    return Outcome(
-        verdict=Verdict.RIGHT,
-        quantized=_share(held, quantized),
-        dequantized=_share(held, others),
-        error=error,
-    )
+    shares = {"quantized": _share(held, quantized), "dequantized": _share(held, others)}
+    return Outcome(verdict=Verdict.RIGHT, error=error, **shares)
 
 
 def _share(values: dict[str, _Value], paths: list[str]) -> float:
-    return float(
-        sum(values[path].array.size for path in paths)
-        / sum(value.array.size for value in values.values())
-    )
+    sizes = {path: int(value.array.size) for path, value in values.items()}
+    return sum(sizes[path] for path in paths) / sum(sizes.values())
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,13 +172,13 @@ def _dequantized(module: Any) -> Any:
     import mlx.core as mx
 
     options = {"group_size": module.group_size, "bits": module.bits, "mode": module.mode}
-    values = mx.dequantize(module.weight, module.scales, module.get("biases"), **options).astype(
-        mx.float32
+    values = mx.dequantize(module.weight, module.scales, module.get("biases"), **options)
+    if "global_scale" not in module:
+        return values.astype(mx.float32)
+    scale = module.global_scale
+    return values.astype(mx.float32) * scale.reshape(
+        *scale.shape, *[1] * (values.ndim - scale.ndim)
     )
-    if "global_scale" in module:
-        scale = module.global_scale
-        values = values * scale.reshape(scale.shape + (1,) * (values.ndim - scale.ndim))
-    return values
 
 
 def _difference(path: str, held: _Value, meant: _Value, stored_bits: int | None) -> str | None:
@@ -202,9 +193,8 @@ def _difference(path: str, held: _Value, meant: _Value, stored_bits: int | None)
     bits = held.bits or (stored_bits if ours.ndim > 1 else None)
     if bits is None:
         return f"{path} differs by {mx.abs(ours - theirs).max().item():.2g}"
-    cosine = (
-        (ours * theirs).sum() / mx.maximum(mx.linalg.norm(ours) * mx.linalg.norm(theirs), 1e-30)
-    ).item()
+    lengths = mx.linalg.norm(ours) * mx.linalg.norm(theirs)
+    cosine = ((ours * theirs).sum() / mx.maximum(lengths, 1e-30)).item()
     return "" if cosine >= _COSINES[bits] else f"{path} in {bits} bits has a cosine of {cosine:.4f}"
 
 

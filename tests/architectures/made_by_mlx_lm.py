@@ -47,12 +47,8 @@ def _config(model_type: str, overrides: Json) -> dict[str, Any]:
     _, args = _get_classes({"model_type": model_type, **overrides})
     known = {field.name for field in fields(args)} if is_dataclass(args) else set()
     tiny = {key: value for key, value in TINY.items() if key in known}
-    return {
-        "architectures": [f"{model_type}ForCausalLM"],
-        "model_type": model_type,
-        **tiny,
-        **overrides,
-    }
+    head = {"architectures": [f"{model_type}ForCausalLM"], "model_type": model_type}
+    return {**head, **tiny, **overrides}
 
 
 def _network(config: Json) -> Any:
@@ -70,17 +66,14 @@ def _random(network: Any, seed: int) -> Weights:
     for number, (name, value) in enumerate(sorted(tree_flatten(network.parameters()))):
         noise = 0.05 * mx.random.normal(value.shape, key=mx.random.key(seed + number))
         filled = noise if value.ndim > 1 else value.astype(mx.float32) + noise
-        result[name] = (
-            filled.astype(mx.bfloat16) if mx.issubdtype(value.dtype, mx.floating) else value
-        )
+        is_float = mx.issubdtype(value.dtype, mx.floating)
+        result[name] = filled.astype(mx.bfloat16) if is_float else value
     return result
 
 
 def renamed(pattern: str, replacement: str) -> Undo:
     """Return what gives names that match ``pattern`` their published form."""
-    return lambda weights, _: {
-        re.sub(pattern, replacement, name): value for name, value in weights.items()
-    }
+    return lambda weights, _: {re.sub(pattern, replacement, k): v for k, v in weights.items()}
 
 
 def _changed(pattern: str, change: Callable[[Any], Any]) -> Undo:
@@ -115,10 +108,9 @@ def unstacked(
         for name, value in weights.items():
             if match := pattern.fullmatch(name):
                 layer, projection, part = match.groups()
-                path = (
-                    f"{layer}.{published}.{{}}.{(names or {}).get(projection, projection)}.{part}"
-                )
-                result |= {path.format(number): value[number] for number in range(value.shape[0])}
+                end = f"{(names or {}).get(projection, projection)}.{part}"
+                group = f"{layer}.{published}"
+                result |= {f"{group}.{number}.{end}": one for number, one in enumerate(value)}
             else:
                 result[name] = value
         return result
@@ -126,45 +118,51 @@ def unstacked(
     return undo
 
 
-def latent_heads(weights: Weights, _: Json) -> Weights:
-    """Join the split ``embed_q`` and ``unembed_out`` of latent attention to ``kv_b_proj``."""
-    import mlx.core as mx
+def _replaced(taken: Sequence[str], change: Callable[..., Mapping[str, Any]]) -> Undo:
+    """Return what replaces ``P.q.weight`` and others of each P by what ``change`` makes of them."""
 
-    result = {
-        name: value
-        for name, value in weights.items()
-        if ".embed_q." not in name and ".unembed_out." not in name
-    }
-    for name, keys in weights.items():
-        if name.endswith(".embed_q.weight"):
-            attention = name.removesuffix(".embed_q.weight")
-            values = weights[f"{attention}.unembed_out.weight"]
-            joined = mx.concatenate([keys.swapaxes(-1, -2), values], axis=1)
-            result[f"{attention}.kv_b_proj.weight"] = joined.flatten(0, 1)
-    return result
+    def undo(weights: Weights, _: Json) -> Weights:
+        result, ending = dict(weights), f".{taken[0]}.weight"
+        for parent in (name.removesuffix(ending) for name in weights if name.endswith(ending)):
+            pieces = [result.pop(f"{parent}.{part}.weight") for part in taken]
+            result |= {f"{parent}.{name}": value for name, value in change(*pieces).items()}
+        return result
 
-
-def convolutions(weights: Weights, _: Json) -> Weights:
-    """Give the kernels of convolutions along time torch's order: ``[channels, 1, width]``."""
-    return {
-        name: value.moveaxis(2, 1) if "conv" in name and value.ndim == 3 else value
-        for name, value in weights.items()
-    }
+    return undo
 
 
 def joined(parts: Sequence[str], whole: str, axis: int = 0, weight: str = ".weight") -> Undo:
     """Return what joins ``P.q.weight`` and ``P.k.weight`` along ``axis``: ``P.qk`` + ``weight``."""
     import mlx.core as mx
 
-    def undo(weights: Weights, _: Json) -> Weights:
-        result = dict(weights)
-        ending = f".{parts[0]}.weight"
-        for parent in (name.removesuffix(ending) for name in weights if name.endswith(ending)):
-            pieces = [result.pop(f"{parent}.{part}.weight") for part in parts]
-            result[f"{parent}.{whole}{weight}"] = mx.concatenate(pieces, axis=axis)
-        return result
+    return _replaced(parts, lambda *pieces: {whole + weight: mx.concatenate([*pieces], axis=axis)})
 
-    return undo
+
+def parted(whole: str, parts: Sequence[str]) -> Undo:
+    """Return what splits ``P.qk.weight`` into equal ``P.q.weight`` and ``P.k.weight``."""
+    import mlx.core as mx
+
+    names = [f"{part}.weight" for part in parts]
+    return _replaced(
+        [whole], lambda value: dict(zip(names, mx.split(value, len(names)), strict=True))
+    )
+
+
+def latent_heads(weights: Weights, config: Json) -> Weights:
+    """Join the split ``embed_q`` and ``unembed_out`` of latent attention to ``kv_b_proj``."""
+    import mlx.core as mx
+
+    def whole(keys: Any, values: Any) -> Weights:
+        both = mx.concatenate([keys.swapaxes(-1, -2), values], axis=1)
+        return {"kv_b_proj.weight": both.flatten(0, 1)}
+
+    return _replaced(["embed_q", "unembed_out"], whole)(weights, config)
+
+
+def convolutions(weights: Weights, config: Json) -> Weights:
+    """Give the kernels of convolutions along time torch's order: ``[channels, 1, width]``."""
+    kernel = _changed("conv", lambda value: value.moveaxis(2, 1) if value.ndim == 3 else value)
+    return kernel(weights, config)
 
 
 def whole_experts(weights: Weights, config: Json) -> Weights:
@@ -181,23 +179,6 @@ def whole_experts(weights: Weights, config: Json) -> Weights:
                 [one.T for one in every] if match[2] == "w2" else every
             )
     return result
-
-
-def parted(whole: str, parts: Sequence[str]) -> Undo:
-    """Return what splits ``P.qk.weight`` into equal ``P.q.weight`` and ``P.k.weight``."""
-    import mlx.core as mx
-
-    def undo(weights: Weights, _: Json) -> Weights:
-        result = dict(weights)
-        ending = f".{whole}.weight"
-        for parent in (name.removesuffix(ending) for name in weights if name.endswith(ending)):
-            pieces = mx.split(result.pop(f"{parent}{ending}"), len(parts))
-            result |= {
-                f"{parent}.{part}.weight": piece for part, piece in zip(parts, pieces, strict=True)
-            }
-        return result
-
-    return undo
 
 
 _UNDO: Mapping[str, Callable[..., Any]] = {

@@ -34,14 +34,8 @@ _BY_VALUE = {
     0: "num_nextn_predict_layers",
 }
 TINY = {name: value for value, names in _BY_VALUE.items() for name in names.split()}
-_TOWER = {
-    "hidden_size": 64,
-    "num_hidden_layers": 1,
-    "depth": 1,
-    "intermediate_size": 64,
-    "num_heads": 2,
-    "num_attention_heads": 2,
-}
+_TOWER = {"hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 1, "depth": 1}
+_TOWER |= {"num_heads": 2, "num_attention_heads": 2}
 _TOWERS = ("vision_config", "audio_config")
 
 
@@ -77,20 +71,16 @@ def make(folder: Path, model_type: str, overrides: Json, also: Json) -> None:
     path.write_text(json.dumps(merged(document, also), indent=2))
 
 
-def _arguments(cls: Any, overrides: Json, tiny: Json) -> dict[str, Any]:
+def _arguments(cls: Any, overrides: Json, tiny: dict[str, Any]) -> dict[str, Any]:
     default = cls()
-    own = {
-        key: value
-        for key, value in tiny.items()
-        if key in vars(default) and key not in default.sub_configs
-    }
+    known = vars(default).keys() - default.sub_configs.keys()
+    own = {key: value for key, value in tiny.items() if key in known}
     for key in default.sub_configs:
         part = getattr(default, key, None)
         if part is None or overrides.get(key, {}) is None:
             continue
-        values = _arguments(
-            type(part), overrides.get(key, {}), {**tiny, **(_TOWER if key in _TOWERS else {})}
-        )
+        inner = tiny | _TOWER if key in _TOWERS else tiny
+        values = _arguments(type(part), overrides.get(key, {}), inner)
         own[key] = {"model_type": part.model_type, **values}
     parts = own.keys() & default.sub_configs.keys()
     return {**own, **{key: value for key, value in overrides.items() if key not in parts}}

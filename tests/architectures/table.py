@@ -9,7 +9,7 @@ from typing import Any
 
 from architectures.compare import TYPES, Verdict
 from architectures.converted import CONVERSIONS
-from architectures.row import LOADED, Row
+from architectures.rows import LOADED, Row
 
 _GOOD = {Verdict.RIGHT, Verdict.REFUSED, Verdict.NOT_COMPARED}
 _BAD = {Verdict.WRONG, Verdict.CRASHED}

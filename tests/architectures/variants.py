@@ -67,18 +67,13 @@ def next_layer(folder: Path) -> None:
     weights, config = _read(folder), _config(folder)
     number = config["num_hidden_layers"]
     last, more = f"model.layers.{number - 1}.", f"model.layers.{number}."
-    weights |= {
-        name.replace(last, more): value.clone()
-        for name, value in weights.items()
-        if name.startswith(last)
-    }
+    for name in [name for name in weights if name.startswith(last)]:
+        weights[name.replace(last, more)] = weights[name].clone()
     hidden = weights["model.norm.weight"]
-    weights |= {
-        f"{more}{norm}.weight": hidden.clone() for norm in ("enorm", "hnorm", "shared_head.norm")
-    }
-    weights[f"{more}eh_proj.weight"] = weights["model.embed_tokens.weight"][: len(hidden)].repeat(
-        1, 2
-    )
+    for norm in ("enorm", "hnorm", "shared_head.norm"):
+        weights[f"{more}{norm}.weight"] = hidden.clone()
+    square = weights["model.embed_tokens.weight"][: len(hidden)]
+    weights[f"{more}eh_proj.weight"] = square.repeat(1, 2)
     _write(folder, weights)
     _configure(folder, {"num_nextn_predict_layers": 1})
 

@@ -120,8 +120,6 @@ _KNOWN = {
     *("fan_in_fan_out", "bias", "modules_to_save", "init_lora_weights"),
     *("fine_tune_type", "lora_parameters", "rank", "scale"),
 }
-
-
 _PEFT_ENDS: tuple[str, ...] = (
     *(".lora_A.weight", ".lora_B.weight", ".lora_embedding_A", ".lora_embedding_B"),
     ".lora_magnitude_vector",
@@ -160,16 +158,11 @@ def adapted(
         result[place] = Values(exact, result[place].dtype, np.abs(exact))
     for module, parts in modules.items():
         name = f"{module}.weight"
-        stack = [
-            one
-            for one in sorted(result)
-            if re.sub(r"\.experts\.\d+\.", ".switch_mlp.", one) == name
-        ]
+        experts = re.escape(name).replace(r"\.switch_mlp\.", r"\.experts\.\d+\.")
+        stack = [one for one in sorted(result) if "switch" in name and re.fullmatch(experts, one)]
         places = stack if stack and name not in result else [found(result, name)]
-        rank: Any = given.get("rank")
-        scale: Any = given.get("scale")
-        if is_peft:
-            rank, scale = scale_of(module, given)
+        pair: Any = (given.get("rank"), given.get("scale"))
+        rank, scale = scale_of(module, given) if is_peft else pair
         need(is_count(rank) and isinstance(scale, int | float), f"rank {rank}, scale {scale}")
         shape = (*([len(stack)] if places is stack else []), *result[places[0]].exact.shape)
         change, terms = product(parts, shape, rank, said)
@@ -201,10 +194,8 @@ def scale_of(module: str, said: Mapping[str, Any]) -> tuple[Any, Any]:
         items = (said.get(key) or {}).items()
         return next((value for one, value in items if re.match(rf"(.*\.)?({one})$", module)), usual)
 
-    rank, alpha = (
-        first("rank_pattern", said.get("r", 8)),
-        first("alpha_pattern", said.get("lora_alpha", 8)),
-    )
+    rank, alpha = first("rank_pattern", said.get("r", 8)), said.get("lora_alpha", 8)
+    alpha = first("alpha_pattern", alpha)
     need(is_count(rank) and type(alpha) in (int, float), f"rank {rank}, alpha {alpha}")
     return rank, alpha / (math.sqrt(rank) if said.get("use_rslora") else rank)
 
@@ -231,11 +222,9 @@ def product(
             with np.errstate(all="ignore"):
                 # Rows and columns are rounded beside their largest values (`source/coding.py`).
                 rows = np.abs(factors[0]).max(-1, keepdims=True)
-                both = (
-                    factors[0] @ factors[1],
-                    rank * rows * np.abs(factors[1]).max(-2, keepdims=True),
-                )
-            return both if not turned else (both[0].T, both[1].T)
+                terms = rank * rows * np.abs(factors[1]).max(-2, keepdims=True)
+                exact = factors[0] @ factors[1]
+            return (exact.T, terms.T) if turned else (exact, terms)
     raise ContradictionError("factors do not fit")
 
 
@@ -249,10 +238,8 @@ def torch_saved(tensors: Tensors, path: Path) -> None:
 
 def _as_torch(array: Array) -> torch.Tensor:
     kind = getattr(torch, "float8_e8m0fnu" if "e8m0" in array.dtype.name else array.dtype.name)
-    if not array.size:
-        return torch.empty(array.shape, dtype=kind)
-    raw = torch.from_numpy(np.ascontiguousarray(array).reshape(-1).view(U8).copy())
-    return raw.view(kind).reshape(array.shape)
+    raw = np.ascontiguousarray(array).reshape(-1).view(U8).copy()
+    return torch.from_numpy(raw).view(kind).reshape(array.shape)
 
 
 def torch_read(path: Path, one: Checkpoint) -> Tensors:
@@ -283,8 +270,5 @@ def _in_local_header(raw: bytearray, flip: float) -> bool:
 
 def _as_array(tensor: torch.Tensor) -> Array:
     name = str(tensor.dtype).removeprefix("torch.")
-    kind = np.dtype(getattr(ml_dtypes, name, None) or name)
-    if not tensor.numel():
-        return np.empty(tensor.shape, kind)
-    array: Array = tensor.contiguous().reshape(-1).view(torch.uint8).numpy().view(kind)
-    return array.reshape(tensor.shape)
+    raw: Array = tensor.contiguous().reshape(-1).view(torch.uint8).numpy()
+    return raw.view(np.dtype(getattr(ml_dtypes, name, None) or name)).reshape(tensor.shape)

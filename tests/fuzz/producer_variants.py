@@ -15,7 +15,7 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 import safetensors
-from producer_values import BF16, E4M3, E5M2, E8M0, I8, I32, I64, U8, U32, Tensors
+from producer_values import BF16, E4M3, E5M2, E8M0, I8, I32, I64, U8, U32, Array, Tensors
 from support import FIXTURES
 
 BASE = "model.layers.0.mlp.down_proj"
@@ -69,58 +69,60 @@ def adapters(producer: str) -> Iterator[Checkpoint]:
 
 
 def torch_files() -> Iterator[Checkpoint]:
-    for one in (*recorded("gptq", "compressed-tensors-int4-g128", "bitsandbytes-nf4/"), *floats(8)):
+    for one in (*recorded("gptq", "compressed-tensors-int4-g128", "bitsandbytes-nf4/"), *fp8()):
         yield Checkpoint(one.tensors, one.config, torch=True)
+
+
+def made(config: dict[str, Any], **tensors: Array) -> Checkpoint:
+    named = {f"{BASE}.{name}": array for name, array in tensors.items()}
+    return Checkpoint(named, {**_LLAMA, **config})
+
+
+def quantized(method: str, **settings: Any) -> dict[str, Any]:
+    return {"quantization_config": {"quant_method": method, **settings}}
 
 
 def mlx() -> Iterator[Checkpoint]:
     weights = mx.random.normal((40, 256), key=mx.random.key(0))
     for bits, size in ((2, 64), (3, 32), (4, 64), (5, 64), (6, 128), (8, 32)):
-        parts = mx.quantize(weights, group_size=size, bits=bits)
-        tensors = dict(zip(("weight", "scales", "biases"), map(np.array, parts), strict=True))
-        tensors = {
-            f"{BASE}.{name}": part if name == "weight" else part.astype(BF16)
-            for name, part in tensors.items()
-        }
-        yield Checkpoint(tensors, {**_LLAMA, "quantization": {"group_size": size, "bits": bits}})
+        words, *parts = map(np.array, mx.quantize(weights, group_size=size, bits=bits))
+        scales, biases = (part.astype(BF16) for part in parts)
+        config = {"quantization": {"group_size": size, "bits": bits}}
+        yield made(config, weight=words, scales=scales, biases=biases)
 
 
-def floats(bits: int) -> Iterator[Checkpoint]:
-    """Yield FP8 as DeepSeek, FBGEMM and GPTQModel store it; FP4 as DeepSeek-V4 and ModelOpt do."""
+def fp4() -> Iterator[Checkpoint]:
+    """Yield FP4 as DeepSeek-V4, ModelOpt and compressed-tensors store it."""
     random_ = np.random.default_rng(0)
-    weights = random_.standard_normal((40, 256)).astype(np.float32)
-    if bits == 4:
-        codes = random_.integers(0, 256, (40, 128), np.uint8)
-        scales = random_.integers(118, 126, (40, 8), np.uint8)
-        tensors = {f"{BASE}.weight": codes.view(I8), f"{BASE}.scale": scales.view(E8M0)}
-        said: dict[str, Any] = {"quant_method": "fp8", "weight_block_size": [128, 128]}
-        yield Checkpoint(tensors, {**_LLAMA, "quantization_config": said})
-        scale = random_.uniform(0.5, 2, (40, 16)).astype(E4M3)
-        factor = np.full((), 0.01, np.float32)
-        tensors = {f"{BASE}.weight": codes, f"{BASE}.weight_scale": scale}
-        tensors[f"{BASE}.weight_scale_2"] = factor
-        said = {"quant_method": "modelopt", "quant_algo": "NVFP4"}
-        yield Checkpoint(tensors, {**_LLAMA, "quantization_config": said})
-        tensors = {f"{BASE}.weight_packed": codes, f"{BASE}.weight_scale": scale}
-        tensors[f"{BASE}.weight_global_scale"] = np.full(1, 100, np.float32)
-        group = {"num_bits": 4, "type": "float", "strategy": "tensor_group", "group_size": 16}
-        said = {"quant_method": "compressed-tensors", "format": "nvfp4-pack-quantized"}
-        said["config_groups"] = {"group_0": {"targets": ["Linear"], "weights": group}}
-        yield Checkpoint(tensors, {**_LLAMA, "quantization_config": said})
-        return
-    codes8 = weights.astype(E4M3)
+    codes = random_.integers(0, 256, (40, 128), np.uint8)
+    scales = random_.integers(118, 126, (40, 8), np.uint8).view(E8M0)
+    config = quantized("fp8", weight_block_size=[128, 128])
+    yield made(config, weight=codes.view(I8), scale=scales)
+    scale = random_.uniform(0.5, 2, (40, 16)).astype(E4M3)
+    config, factor = quantized("modelopt", quant_algo="NVFP4"), np.full((), 0.01, np.float32)
+    yield made(config, weight=codes, weight_scale=scale, weight_scale_2=factor)
+    group = {"num_bits": 4, "type": "float", "strategy": "tensor_group", "group_size": 16}
+    groups = {"group_0": {"targets": ["Linear"], "weights": group}}
+    form, factor = "nvfp4-pack-quantized", np.full(1, 100, np.float32)
+    config = quantized("compressed-tensors", format=form, config_groups=groups)
+    yield made(config, weight_packed=codes, weight_scale=scale, weight_global_scale=factor)
+
+
+def fp8() -> Iterator[Checkpoint]:
+    """Yield FP8 as DeepSeek, FBGEMM, ModelOpt and GPTQModel store it."""
+    random_ = np.random.default_rng(0)
+    codes = random_.standard_normal((40, 256)).astype(np.float32).astype(E4M3)
     for suffix, shape, dtype, said in (
         ("weight_scale_inv", (1, 2), "f4", {"weight_block_size": [128, 128]}),
         ("weight_scale_inv", (3, 4), BF16, {"weight_block_size": [16, 64]}),
-        ("weight_scale", (40, 1), "f4", {"quant_method": "fbgemm_fp8"}),
-        ("weight_scale", (), "f4", {"quant_method": "modelopt", "quant_algo": "FP8"}),
+        ("weight_scale", (40, 1), "f4", {"method": "fbgemm_fp8"}),
+        ("weight_scale", (), "f4", {"method": "modelopt", "quant_algo": "FP8"}),
         ("weight_scale_inv", (40, 1), "f4", {"weight_scale_semantics": "inverse"}),
         ("scale", (3, 2), E8M0, {"weight_block_size": [16, 128]}),
     ):
-        scale = random_.uniform(0.01, 0.1, shape).astype(np.float32).astype(dtype)
-        tensors = {f"{BASE}.weight": codes8, f"{BASE}.{suffix}": np.asarray(scale)}
-        settings = {"quant_method": "fp8", "activation_scheme": "dynamic", **said}
-        yield Checkpoint(tensors, {**_LLAMA, "quantization_config": settings})
+        scale = np.asarray(random_.uniform(0.01, 0.1, shape)).astype(np.float32).astype(dtype)
+        settings: dict[str, Any] = {"method": "fp8", "activation_scheme": "dynamic", **said}
+        yield made(quantized(**settings), weight=codes, **{suffix: scale})
 
 
 SEEDS: dict[str, Callable[[], Iterator[Checkpoint]]] = {
@@ -135,8 +137,8 @@ SEEDS: dict[str, Callable[[], Iterator[Checkpoint]]] = {
     "AWQ": lambda: recorded("awq"),
     "GPTQ": lambda: recorded("gptq"),
     "AutoRound": lambda: recorded("auto-round"),
-    "FP8": lambda: floats(8),
-    "FP4": lambda: floats(4),
+    "FP8": fp8,
+    "FP4": fp4,
     "MLX": mlx,
     "bitsandbytes": lambda: recorded("bitsandbytes"),
     "PEFT": lambda: adapters("peft"),
@@ -162,80 +164,96 @@ _VIEWS: list[list[Any]] = [["i4", "u4", "f4"], [BF16, "f2", "i2"], ["u1", "i1", 
 _NUMBERS = (0.0, -0.0, 1.0, -1.0, 1e-8, 6e4, -6e4, 3e38, np.inf, np.nan)
 
 
+Change = Callable[[Random, Checkpoint], str]
+
+
 def pick(rng: Random, one: Checkpoint) -> str:
     return rng.choice([*one.tensors])
 
 
-def drop(rng: Random, one: Checkpoint) -> str:
-    name = pick(rng, one)
-    del one.tensors[name]
-    return f"without {name}"
+def remade(change: Callable[[Random, Array], Array]) -> Change:
+    """Return the change of a tensor by ``change``."""
+
+    def changed(rng: Random, one: Checkpoint) -> str:
+        old = one.tensors[name := pick(rng, one)]
+        one.tensors[name] = new = change(rng, old)
+        forms = (f"{array.dtype} {list(array.shape)}" for array in (old, new))
+        return f"{change.__name__} of {name}, {' → '.join(forms)}"
+
+    return changed
 
 
-def transpose(rng: Random, one: Checkpoint) -> str:
-    name = pick(rng, one)
-    one.tensors[name] = np.ascontiguousarray(one.tensors[name].T)
-    return f"{name} transposed"
+@remade
+def transpose(_: Random, array: Array) -> Array:
+    return np.ascontiguousarray(array.T)
 
 
-def resize(rng: Random, one: Checkpoint) -> str:
-    name = pick(rng, one)
-    array = one.tensors[name]
+@remade
+def resize(rng: Random, array: Array) -> Array:
     if not array.ndim:
-        return transpose(rng, one)
+        return array.reshape(1)
     axis, more = rng.randrange(array.ndim), rng.random() < 0.5
     last = array.take([-1], axis) if array.shape[axis] else array
-    changed = np.concatenate([array, last], axis) if more else np.delete(array, -1, axis)
-    one.tensors[name] = changed
-    return f"{name} {list(array.shape)} → {list(changed.shape)}"
+    return np.concatenate([array, last], axis) if more else np.delete(array, -1, axis)
 
 
-def reshape(rng: Random, one: Checkpoint) -> str:
-    name = pick(rng, one)
-    array = one.tensors[name]
+@remade
+def reshape(rng: Random, array: Array) -> Array:
     shapes = [(1, *array.shape), (*array.shape, 1), (-1,), (array.size, 1), (-1, 2)]
-    shape = rng.choice(shapes if array.size % 2 == 0 else shapes[:4])
-    one.tensors[name] = array.reshape(shape)
-    return f"{name} {list(array.shape)} → {list(one.tensors[name].shape)}"
+    return array.reshape(rng.choice(shapes if array.size % 2 == 0 else shapes[:4]))
 
 
-def first_only(rng: Random, one: Checkpoint) -> str:
+@remade
+def first_only(rng: Random, array: Array) -> Array:
     """Leave one number, or one line."""
-    name = pick(rng, one)
-    array = one.tensors[name]
     shape = rng.choice([(), (1,), (1, 1)])
     cut = array.reshape(-1)[:1].reshape(shape) if array.size else array
-    one.tensors[name] = cut if rng.random() < 0.7 or not array.ndim else array[:1]
-    return f"{name} {list(array.shape)} → {list(one.tensors[name].shape)}"
+    return cut if rng.random() < 0.7 or not array.ndim else array[:1]
 
 
-def cast(rng: Random, one: Checkpoint) -> str:
-    name = pick(rng, one)
-    array = one.tensors[name]
+@remade
+def cast(rng: Random, array: Array) -> Array:
     kind = np.dtype(rng.choice(_CASTS.get(array.dtype, ("f4",))))
     with np.errstate(all="ignore"):
-        one.tensors[name] = array.astype(np.float32).astype(kind)
-    return f"{name} {array.dtype} → {kind}"
+        return array.astype(np.float32).astype(kind)
 
 
-def view(rng: Random, one: Checkpoint) -> str:
+@remade
+def view(rng: Random, array: Array) -> Array:
     """Change the dtype, and keep the bytes."""
-    name = pick(rng, one)
-    array = one.tensors[name]
     kinds = next((kinds for kinds in _VIEWS if array.dtype in kinds), ["i8"])
     kind = np.dtype(rng.choice([one for one in kinds if one != array.dtype] or ["i8"]))
-    kind = kind if kind != np.dtype("i2") else BF16
-    one.tensors[name] = array.view(kind)
-    return f"{name} {array.dtype} as {kind}"
+    return array.view(kind if kind != np.dtype("i2") else BF16)
+
+
+@remade
+def renumber(rng: Random, array: Array) -> Array:
+    """Change some numbers, or bytes."""
+    array = np.array(array, order="C")
+    flat = array.reshape(-1)
+    if not flat.size:
+        return array
+    at = rng.randrange(flat.size)
+    if flat.dtype.kind in "iu" or rng.random() < 0.3:
+        raw = flat[at:].view(np.uint8)
+        count = rng.choice([1, flat.itemsize, len(raw)])
+        raw[:count] = np.frombuffer(rng.randbytes(count), np.uint8)
+    else:
+        with np.errstate(all="ignore"):
+            flat[at] = np.float32(rng.choice(_NUMBERS))
+    return array
+
+
+def drop(rng: Random, one: Checkpoint) -> str:
+    del one.tensors[name := pick(rng, one)]
+    return f"without {name}"
 
 
 def rename(rng: Random, one: Checkpoint) -> str:
     """Rename a tensor, or copy it."""
     name = pick(rng, one)
-    module, _, _ = name.rpartition(".")
-    new = f"{module}.{rng.choice(_COMPANIONS)}"
-    array = one.tensors[name] if rng.random() < 0.4 else one.tensors.pop(name)
-    one.tensors[new] = array
+    new = f"{name.rpartition('.')[0]}.{rng.choice(_COMPANIONS)}"
+    one.tensors[new] = one.tensors[name] if rng.random() < 0.4 else one.tensors.pop(name)
     return f"{name} → {new}"
 
 
@@ -248,9 +266,7 @@ def copy_module(rng: Random, one: Checkpoint) -> str:
     if rng.random() < 0.3:
         for name in names:
             del one.tensors[name]
-    if rng.random() < 0.3:
-        return f"{BASE} → {new}, {drop(rng, one)}"
-    return f"{BASE} → {new}"
+    return f"{BASE} → {new}, {drop(rng, one) if rng.random() < 0.3 else 'whole'}"
 
 
 def add(rng: Random, one: Checkpoint) -> str:
@@ -258,25 +274,6 @@ def add(rng: Random, one: Checkpoint) -> str:
     name, shape = f"{module}.{rng.choice(_COMPANIONS)}", rng.choice([(), (1,), (40, 1), (256,)])
     one.tensors[name] = np.ones(shape, rng.choice(["f4", BF16, "i4", "u1"]))
     return f"with {name} {one.tensors[name].dtype} {list(shape)}"
-
-
-def renumber(rng: Random, one: Checkpoint) -> str:
-    """Change some numbers, or bytes."""
-    name = pick(rng, one)
-    array = np.array(one.tensors[name], order="C")
-    flat = array.reshape(-1)
-    if not flat.size:
-        return f"{name} is empty"
-    at = rng.randrange(flat.size)
-    if flat.dtype.kind in "iu" or rng.random() < 0.3:
-        raw = flat[at:].view(np.uint8)
-        count = rng.choice([1, flat.itemsize, len(raw)])
-        raw[:count] = np.frombuffer(rng.randbytes(count), np.uint8)
-    else:
-        with np.errstate(all="ignore"):
-            flat[at] = np.float32(rng.choice(_NUMBERS))
-    one.tensors[name] = array
-    return f"numbers of {name} from {at} on"
 
 
 def exchange(rng: Random, one: Checkpoint) -> str:
@@ -360,11 +357,9 @@ def set_key(rng: Random, one: Checkpoint) -> str:
 
 
 def drop_key(rng: Random, one: Checkpoint) -> str:
-    there = rng.choice(settings_of(one))
-    if not there:
+    if not (there := rng.choice(settings_of(one))):
         return "nothing"
-    key = rng.choice([*there])
-    del there[key]
+    del there[key := rng.choice([*there])]
     return f"without {key}"
 
 
@@ -405,9 +400,7 @@ def second_group(rng: Random, one: Checkpoint) -> str:
     return f"a second group, {group}"
 
 
-CONFIG_CHANGES = (
-    *(set_key, set_key, set_key, set_key, drop_key, of_another, move_settings, second_group),
-)
+CONFIG_CHANGES = (*[set_key] * 4, drop_key, of_another, move_settings, second_group)
 
 
 def reorder(rng: Random, one: Checkpoint) -> str:

@@ -28,6 +28,7 @@ NORM = f"{LAYER}.input_layernorm.weight"
 KINDS = {
     "mlx int4/32": mlx_affine(4, 32, BF16),
     "mlx int8/64, float16": mlx_affine(8, 64, np.float16),
+    "mlx int8/128": mlx_affine(8, 128),
     "mlx nvfp4": mlx_float("nvfp4"),
     "mlx mxfp4": mlx_float("mxfp4"),
     "mlx mxfp8": mlx_float("mxfp8"),
@@ -131,7 +132,7 @@ def test_a_source_of_two_producers(store: Store, tmp_path: Path) -> None:
         assert model.config.file_type == ""
 
 
-@pytest.mark.parametrize("kind", ["mlx mxfp4", "compressed-tensors", "gpt-oss"])
+@pytest.mark.parametrize("kind", ["mlx mxfp4", "mlx int8/128", "compressed-tensors", "gpt-oss"])
 def test_a_bare_file_whose_shapes_allow_one_type(store: Store, tmp_path: Path, kind: str) -> None:
     weight = KINDS[kind].make(f"{LAYER}.mlp.up_proj", (3, 256))
     (tmp_path / "m.safetensors").write_bytes(safetensors_bytes(weight.tensors))

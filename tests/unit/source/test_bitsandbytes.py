@@ -8,9 +8,6 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from support import FIXTURES
-from support.arrays import bits
-from support.retry_policies import patient_clients
-from support.servers import files, server
 
 from blobstore import Store, import_model, open_model
 from blobstore.errors import UnsupportedSourceError
@@ -39,16 +36,6 @@ def write(folder: Path, tensors: Tensors, **config: object) -> Path:
     said = json.loads((NESTED / "config.json").read_text()) | config
     (folder / "config.json").write_text(json.dumps(said))
     return folder
-
-
-def test_a_server_is_asked_for_states(store: Store) -> None:
-    table = {path.name: path.read_bytes() for path in NESTED.iterdir()}
-    with server() as running, patient_clients():
-        running.play(files(table, 'ETag: "v1"'))
-        import_model(running.at(""), "there", store=store)
-    with open_model("there", store=store) as model:
-        values = load_file(NESTED / "dequantized.safetensors")[f"{MODULE}.weight"]
-        assert bits(model[f"{MODULE}.weight"].numpy()) == bits(values)
 
 
 def test_plain_modules_and_offsets_of_experts(tmp_path: Path, store: Store) -> None:

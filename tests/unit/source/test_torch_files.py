@@ -13,12 +13,10 @@ import torch
 from safetensors.torch import save_file
 from support.arrays import bits
 from support.checkpoints import LLAMA_CONFIG
-from support.hub_stand_in import hub
-from support.servers import files, server
 
 from blobstore import Store, import_model, inspect
 from blobstore.errors import BlobStoreError, UnsupportedSourceError, UsageError
-from blobstore.source.addresses import Source, open_folder
+from blobstore.source.addresses import Source
 from blobstore.source.inventory import read_inventory
 from blobstore.source.weights import SourceReaders
 
@@ -100,22 +98,6 @@ def test_a_file(tmp_path: Path) -> None:
     for name in ("model.pt", "other.pth", "pytorch_model.bin"):
         torch.save(tensors(), tmp_path / name)
         check_values(tmp_path / name)
-
-
-def test_a_file_on_a_server(tmp_path: Path) -> None:
-    raw = (write(tmp_path / "m") / "pytorch_model.bin").read_bytes()
-    with server() as running:
-        running.play(files({"m/pytorch_model.bin": raw}, 'ETag: "v1"'))
-        check_values(running.at("m/pytorch_model.bin"))
-
-
-def test_a_repository_of_the_hub(tmp_path: Path) -> None:
-    folder = write_shards(tmp_path / "m")
-    with server() as running:
-        running.play(hub(folder))
-        endpoint = running.at("").rstrip("/")
-        with open_folder("hf://org/name", endpoint=endpoint) as source:
-            check_values(source, OUTPUT)
 
 
 def test_blobs_are_those_of_safetensors(tmp_path: Path, store: Store) -> None:
