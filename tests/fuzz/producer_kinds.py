@@ -238,6 +238,8 @@ def torch_saved(tensors: Tensors, path: Path) -> None:
 
 def _as_torch(array: Array) -> torch.Tensor:
     kind = getattr(torch, "float8_e8m0fnu" if "e8m0" in array.dtype.name else array.dtype.name)
+    if not array.size:
+        return torch.empty(array.shape, dtype=kind)
     raw = np.ascontiguousarray(array).reshape(-1).view(U8).copy()
     return torch.from_numpy(raw).view(kind).reshape(array.shape)
 
@@ -270,5 +272,8 @@ def _in_local_header(raw: bytearray, flip: float) -> bool:
 
 def _as_array(tensor: torch.Tensor) -> Array:
     name = str(tensor.dtype).removeprefix("torch.")
-    raw: Array = tensor.contiguous().reshape(-1).view(torch.uint8).numpy()
-    return raw.view(np.dtype(getattr(ml_dtypes, name, None) or name)).reshape(tensor.shape)
+    kind = np.dtype(getattr(ml_dtypes, name, None) or name)
+    if not tensor.numel():
+        return np.empty(tensor.shape, kind)
+    array: Array = tensor.contiguous().reshape(-1).view(torch.uint8).numpy().view(kind)
+    return array.reshape(tensor.shape)

@@ -1,4 +1,4 @@
-"""The short form of headers.py: 8,000 files, and hypothesis for short counterexamples."""
+"""The short form of headers.py: 4,000 files, and hypothesis for short counterexamples."""
 
 from pathlib import Path
 

@@ -30,21 +30,14 @@ WAYS: dict[str, dict[str, Any]] = {
 }
 
 
-class Exported:
-    """A stored model that chats, and the folder that `export` makes of it."""
-
-    def __init__(self, folder: Path) -> None:
-        self.store = folder / "store"
-        home = blobstore.open_store(self.store)
-        checkpoint = that_chats(folder / "source", PYCODE)
-        blobstore.import_model(checkpoint, "m", store=home, quant="int4")
-        self.folder = folder / "out"
-        blobstore.export_model("m", self.folder, store=home, format="mlx")
-
-
 @pytest.fixture(scope="module")
-def exported(tmp_path_factory: pytest.TempPathFactory) -> Exported:
-    return Exported(tmp_path_factory.mktemp("exported"))
+def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a store of a model that chats, and ``out``, which `export` makes of it."""
+    folder = tmp_path_factory.mktemp("exported")
+    home = blobstore.open_store(folder / "store")
+    blobstore.import_model(that_chats(folder / "source", PYCODE), "m", store=home, quant="int4")
+    blobstore.export_model("m", folder / "out", store=home, format="mlx")
+    return folder
 
 
 @contextmanager
@@ -84,19 +77,19 @@ def said(server: Any, model: str, way: dict[str, Any], how: str) -> str:
     return "".join(one.choices[0].delta.content or "" for one in pieces)
 
 
-def test_serve_gives_what_mlx_lm_server_gives(exported: Exported) -> None:
+def test_serve_gives_what_mlx_lm_server_gives(exported: Path) -> None:
     asked = [("sampled", "text"), ("narrow", "chat"), ("greedy", "streamed")]
-    with serving("--lm", "m", "--store", str(exported.store)) as server:
+    with serving("--lm", "m", "--store", str(exported / "store")) as server:
         address = f"http://{server.host}/v1"
         ours = [said(client(address), "m:latest", WAYS[way], how) for way, how in asked]
-    with served_by_mlx_lm(exported.folder) as address:
+    with served_by_mlx_lm(exported / "out") as address:
         theirs = [said(client(address), "default_model", WAYS[way], how) for way, how in asked]
     assert ours == theirs
     assert min(map(len, ours)) > 5
 
 
-def test_sigterm_ends_the_server_and_an_answer(exported: Exported) -> None:
-    with serving("--lm", "m", "--store", str(exported.store)) as running:
+def test_sigterm_ends_the_server_and_an_answer(exported: Path) -> None:
+    with serving("--lm", "m", "--store", str(exported / "store")) as running:
         stream = client(f"http://{running.host}/v1").completions.create(
             model="m", prompt="import", max_tokens=64, temperature=1.0, stream=True
         )

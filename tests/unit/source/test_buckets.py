@@ -7,6 +7,7 @@ from uuid import uuid4
 
 import pytest
 from support.checkpoints import write_checkpoint
+from support.layouts import files_of, write
 
 import blobstore
 from blobstore.errors import CorruptDataError, NotFoundError, RemoteError
@@ -19,18 +20,14 @@ from blobstore.store.local.store import Store
 
 @pytest.fixture
 def checkpoint(tmp_path: Path) -> Path:
-    folder = write_checkpoint(tmp_path / "tiny")
-    (folder / "1_Pooling").mkdir()
-    (folder / "1_Pooling" / "config.json").write_text("{}")
-    return folder
+    return write(write_checkpoint(tmp_path / "tiny"), {"1_Pooling/config.json": "{}"})
 
 
 @pytest.fixture
 def bucket(checkpoint: Path) -> Bucket:
     made = open_bucket(f"memory://{uuid4()}/models/tiny")
-    for path in checkpoint.rglob("*"):
-        if path.is_file():
-            made.put(path.relative_to(checkpoint).as_posix(), path.read_bytes())
+    for name, data in files_of(checkpoint).items():
+        made.put(name, data)
     return made
 
 

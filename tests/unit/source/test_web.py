@@ -10,7 +10,7 @@ import pytest
 from support.checkpoints import LLAMA_CONFIG, safetensors_bytes, small_tensors, write_checkpoint
 from support.corpus import accepted, refusal, rejected
 from support.hub_stand_in import COMMIT, hub
-from support.layouts import files_of
+from support.layouts import files_of, write
 from support.servers import Answer, Asked, Server, files, reply
 
 import blobstore
@@ -35,21 +35,12 @@ def endpoint(server: Server) -> str:
 def checkpoint(tmp_path: Path) -> Path:
     """A checkpoint with files beside it: a large one, one in a folder, one that is left out."""
     folder = write_checkpoint(tmp_path / "name", config=LLAMA_CONFIG)
-    (folder / "tokenizer.json").write_text(json.dumps({"model": {"vocab": {}}}))
-    (folder / "tokenizer.model").write_bytes(bytes(range(256)) * 300)
-    (folder / "1_Pooling").mkdir()
-    (folder / "1_Pooling" / "config.json").write_text("{}")
-    (folder / "optimizer.pt").write_bytes(b"\0" * 100)
-    return folder
+    own = {"tokenizer.json": {"model": {"vocab": {}}}, "tokenizer.model": bytes(range(256)) * 300}
+    return write(folder, {**own, "1_Pooling/config.json": "{}", "optimizer.pt": bytes(100)})
 
 
-def table(folder: Path) -> dict[str, bytes]:
-    """Return the bytes of files below ``name/``."""
-    return {f"name/{name}": data for name, data in files_of(folder).items()}
-
-
-def served(folder: Path, line: str = ETAG) -> Answer:
-    return files(table(folder), line)
+def served(folder: Path, line: str = ETAG, place: str = "name") -> Answer:
+    return files({f"{place}/{name}": data for name, data in files_of(folder).items()}, line)
 
 
 def instead(answer: Answer, ending: str, other: list[bytes]) -> Answer:
@@ -94,10 +85,11 @@ REVISIONS = ["", "/a", "a..b", "-a", "a b", "a?", "a\\b", "a.lock/b", "a@{b", "@
 
 
 def test_what_is_not_a_repository_or_a_revision_is_refused() -> None:
+    targets = [HubTarget(name, "main", "") for name in REPOSITORIES]
+    targets += [HubTarget("a/b", name, "") for name in REVISIONS]
     with Remote() as remote:
-        for names in (*((text, "main") for text in REPOSITORIES), *(("a/b", x) for x in REVISIONS)):
-            target = HubTarget(*names, "")
-            assert refusal(partial(HubFolder, remote, target, HUB)).rule == "R2", names
+        for target in targets:
+            assert refusal(partial(HubFolder, remote, target, HUB)).rule == "R2", target
 
 
 # Imports
@@ -193,28 +185,22 @@ def listing(answer: Answer, change: Callable[[Rows], object]) -> Answer:
     return changed
 
 
-@pytest.mark.parametrize(
-    ("change", "kind"),
-    [
-        (lambda rows: rows[0].update(path="../x"), errors.RemoteError),
-        (lambda _: {"error": "no"}, errors.RemoteError),
-        (lambda rows: [row | {"size": 5} for row in rows], errors.RemoteError),
-        (lambda rows: [row for row in rows if row["path"] == "config.json"], errors.NotFoundError),
-    ],
-    ids=range(4),
-)
+WRONG: list[tuple[Callable[[Rows], object], type[errors.BlobStoreError]]] = [
+    (lambda rows: rows[0].update(path="../x"), errors.RemoteError),
+    (lambda _: {"error": "no"}, errors.RemoteError),
+    (lambda rows: [row | {"size": 5} for row in rows], errors.RemoteError),
+    (lambda rows: [row for row in rows if row["path"] == "config.json"], errors.NotFoundError),
+]
+
+
 def test_a_listing_that_is_wrong_is_refused(
-    server: Server,
-    endpoint: str,
-    checkpoint: Path,
-    store: Store,
-    change: Callable[[Rows], object],
-    kind: type[errors.BlobStoreError],
+    server: Server, endpoint: str, checkpoint: Path, store: Store
 ) -> None:
-    server.play(listing(hub(checkpoint), change))
-    with pytest.raises(kind):
-        blobstore.import_model(open_hub(endpoint), "m", store=store)
-    assert list(store.manifests.names()) == []
+    for change, kind in WRONG:
+        server.play(listing(hub(checkpoint), change))
+        with pytest.raises(kind):
+            blobstore.import_model(open_hub(endpoint), "m", store=store)
+        assert list(store.manifests.names()) == []
 
 
 def test_odd_and_deep_names_are_left_out(server: Server, endpoint: str, checkpoint: Path) -> None:
@@ -279,7 +265,6 @@ def test_a_listing_without_end_next_page_or_commit(server: Server, endpoint: str
 
 
 def test_a_mirror_without_api_is_a_folder(server: Server, endpoint: str, checkpoint: Path) -> None:
-    mirrored = {f"org/name/resolve/main/{n[5:]}": data for n, data in table(checkpoint).items()}
-    server.play(files(mirrored, ETAG))
+    server.play(served(checkpoint, place="org/name/resolve/main"))
     plan = blobstore.plan_import(open_hub(endpoint))
     assert "tokenizer.model" in {layer.name for layer in plan.layers}
