@@ -95,7 +95,7 @@ def complete(
     ] = None,
 ) -> None:
     """Print what the last word may be: for the scripts of `completion`."""
-    given = words_of(line)[1:] if line is not None else words or []
+    given = words_of(line)[1:] if line is not None else words
     for answer in answers_for(context.find_root().command, given or [""], _stored_models):
         emit("\t".join(map(printable, answer)))
 
@@ -132,14 +132,14 @@ def answers_for(
         return _matches(current, _described_commands(command))
     kinds = frozenset(metavar.split("|"))
     fitting = _words(metavar, kinds, lambda: models(context.params.get("store") or stored_in))
-    answers: list[Answer] = [(start + word, "") for word in fitting if word.startswith(current)]
+    answers = [(start + word, "") for word in fitting if word.startswith(current)]
     return [*answers, FILES] if kinds & _PATHS else answers
 
 
 def _context(command: Any, words: Sequence[str]) -> Any:
-    """Return the context of a command, whose parser passes over what is missing or invalid."""
-    names = ["-h", "--help"]  # a command keeps those of its first context
-    return command.make_context(None, list(words), resilient_parsing=True, help_option_names=names)
+    return command.make_context(  # a command keeps the names of help of its first context
+        None, list(words), resilient_parsing=True, help_option_names=["-h", "--help"]
+    )
 
 
 def _metavar(context: Any, last: list[str] | None, *, only_option: bool) -> str:
