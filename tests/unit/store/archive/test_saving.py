@@ -113,7 +113,7 @@ def test_two_at_once_and_what_a_killed_one_left(tmp_path: Path, store: MemorySto
 
 
 def test_the_last_byte_of_a_blob_is_damaged(tmp_path: Path, store: MemoryStore) -> None:
-    """Without compression: contract/test_archives.py."""
+    """Without compression: contract/test_homes.py."""
     store.blobs.all[Digest.of(BF16)] = BF16[:-1] + bytes((BF16[-1] ^ 1,))
     with pytest.raises(DigestMismatchError):
         save_models(["n", "m"], tmp_path / "a.tar.zst", store=store)
