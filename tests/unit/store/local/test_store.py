@@ -116,8 +116,13 @@ def test_a_manifest_whose_name_can_not_be_made_durable_is_taken_back(
 
 def test_a_disk_that_syncs_no_folder(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     real, refusal = os.fsync, Mock(side_effect=OSError(errno.EINVAL, "invalid argument"))
-    is_folder = lambda fd: stat.S_ISDIR(os.fstat(fd).st_mode)  # noqa: E731
-    monkeypatch.setattr(os, "fsync", lambda fd: refusal(fd) if is_folder(fd) else real(fd))
+
+    def fsync(fd: int) -> None:
+        if stat.S_ISDIR(os.fstat(fd).st_mode):
+            refusal()
+        real(fd)
+
+    monkeypatch.setattr(os, "fsync", fsync)
     commit_model(store, "m", b"one")
     assert store.manifests.names() == [NAME]
     assert refusal.called

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -152,10 +153,14 @@ def test_large_manifests_are_refused(store: Store, host: str, registry: SmallReg
     assert set(methods) <= {"GET", "HEAD"}
 
 
+def refuse_mounts(status: int, asked: Asked) -> Iterable[bytes] | None:
+    return reply(status) if "mount=" in asked.target else None
+
+
 def test_an_unmounted_blob_is_sent(store: Store, host: str, registry: SmallRegistry) -> None:
     push("m", store, to=f"{host}/ns/m:a")
     for status in (401, 404):
-        registry.changes = [lambda one, say=status: reply(say) if "mount=" in one.target else None]
+        registry.changes = [partial(refuse_mounts, status)]
         assert push("m", Store(store.root), to=f"{host}/other/n{status}").copied.blobs == 3
 
 
