@@ -140,7 +140,7 @@ def watched(
     found = Watched(context.new_page(), origin)
     found.page.on("console", found._console)
     for event in ("pageerror", "dialog"):
-        found.page.on(event, lambda said: found.faults.append(str(said)))  # type: ignore[call-overload]
+        found.page.on(event, lambda said: found.faults.append(str(said)))
     context.on("request", found._request)
     try:
         yield found

@@ -95,7 +95,7 @@ def complete(
     ] = None,
 ) -> None:
     """Print what the last word may be: for the scripts of `completion`."""
-    given = words_of(line)[1:] if line is not None else words
+    given = words if line is None else words_of(line)[1:]
     for answer in answers_for(context.find_root().command, given or [""], _stored_models):
         emit("\t".join(map(printable, answer)))
 
@@ -132,7 +132,7 @@ def answers_for(
         return _matches(current, _described_commands(command))
     kinds = frozenset(metavar.split("|"))
     fitting = _words(metavar, kinds, lambda: models(context.params.get("store") or stored_in))
-    answers = [(start + word, "") for word in fitting if word.startswith(current)]
+    answers: Any = [(start + word, "") for word in fitting if word.startswith(current)]
     return [*answers, FILES] if kinds & _PATHS else answers
 
 
