@@ -26,7 +26,7 @@ settings.register_profile("deep", settings.get_profile("random"), max_examples=2
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "same"))
 # Not the constants of our source too: reading them takes seconds in each process, and examples
 # would change with every change of the source.
-providers._get_local_constants = lambda: providers._local_constants
+vars(providers)["_get_local_constants"] = lambda: vars(providers)["_local_constants"]
 
 Snapshot = dict[str, str]
 _HINTS = (".blobstore/lock", ".blobstore/names", ".blobstore/hints/")

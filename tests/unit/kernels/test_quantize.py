@@ -65,14 +65,17 @@ def test_names_mean_the_types_that_ollama_means() -> None:
         assert found == Quantization(QuantType(quant_type), group_size)
 
 
+def quantizer(**options: Any) -> Callable[..., QuantizedArray[Array]]:
+    return partial(kernels.quantize, **options)
+
+
 @any_type
 def test_results_do_not_depend_on_how_rows_are_cut(quant_type: str) -> None:
     weights = random_weights(BF16, 21, 256)
     searched = {"method": "search", "importance": random_importance(256)}
     choices: list[dict[str, Any]] = [{}, searched]
     for options in choices:
-        quantized: Callable[..., QuantizedArray[Array]]
-        quantized = partial(kernels.quantize, quant_type=quant_type, **options)
+        quantized = quantizer(quant_type=quant_type, **options)
         whole = quantized(weights)
         for jobs in (2, 7, 10**4):
             assert_same_parts(quantized(weights, jobs=jobs), whole, f"{jobs} jobs")
