@@ -18,7 +18,6 @@ from blobstore.errors import BlobStoreError
 from support import FIXTURES
 
 CORPUS = FIXTURES / "corpus"
-INDEX_NAME = "model.safetensors.index.json"
 TIB = 2**40
 
 

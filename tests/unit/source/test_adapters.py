@@ -198,13 +198,6 @@ def test_a_tied_head_must_not_change_with_the_embedding(tmp_path: Path, store: S
     import_model(base, "m", store=store, adapter=ADAPTERS / "mlx-embedding")
 
 
-def test_an_adapter_alone_is_not_a_model() -> None:
-    with pytest.raises(UnsupportedSourceError, match="is an adapter") as caught:
-        read_inventory(ADAPTERS / "peft-linear")
-    assert caught.value.hint is not None
-    assert "--adapter" in caught.value.hint
-
-
 def test_plans_and_repairs_need_the_adapter(store: Store, tmp_path: Path) -> None:
     adapter = shutil.copytree(ADAPTERS / "mlx-linear", tmp_path / "adapter")
     base = base_of("mlx-linear")

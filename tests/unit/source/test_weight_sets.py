@@ -111,7 +111,7 @@ def test_an_adapter_is_refused_with_what_to_do(tmp_path: Path) -> None:
         ("x.safetensors", MLX, tmp_path / "x.safetensors"),
     ):
         (tmp_path / name).write_bytes(safetensors_bytes(tensors))
-        with pytest.raises(UnsupportedSourceError, match="adapter") as caught:
+        with pytest.raises(UnsupportedSourceError, match="is an adapter") as caught:
             read_inventory(target)
         assert caught.value.path == str(tmp_path / name)
         assert "--adapter" in (caught.value.hint or "")
