@@ -140,8 +140,8 @@ def _judged(network: Any, exported: Any, bits: int | None, source: Any) -> Outco
     error: Any = (mx.linalg.norm(ours - sources) / mx.linalg.norm(sources)).item()
     quantized = [path for path, value in held.items() if value.bits]
     others = [path for path in held if not held[path].bits and found[path] is not None]
-    shares = {"quantized": _share(held, quantized), "dequantized": _share(held, others)}
-    return Outcome(verdict=Verdict.RIGHT, error=error, **shares)
+    now, before = _share(held, quantized), _share(held, others)
+    return Outcome(verdict=Verdict.RIGHT, quantized=now, dequantized=before, error=error)
 
 
 def _share(values: dict[str, _Value], paths: list[str]) -> float:

@@ -479,8 +479,8 @@ def mlx(module: Module) -> Values:
         mode = said.get("mode") or "affine"
         given = (said.get("bits"), said.get("group_size"))
         usual = MLX_KINDS.get(mode, (4, 64))
-        kind = (usual[at] if number is None else number for at, number in enumerate(given))
-        return _mlx(words, scales, biases, mode, *kind)
+        bits, size = (usual[at] if number is None else number for at, number in enumerate(given))
+        return _mlx(words, scales, biases, mode, bits, size)
     found = []
     kinds = [(mode, bits, size) for mode, (bits, size) in MLX_KINDS.items()]
     kinds += [("affine", bits, size) for bits in (2, 3, 4, 5, 6, 8) for size in (32, 64, 128)]

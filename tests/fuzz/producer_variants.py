@@ -103,9 +103,9 @@ def fp4() -> Iterator[Checkpoint]:
     yield made(config, weight=codes, weight_scale=scale, weight_scale_2=factor)
     group = {"num_bits": 4, "type": "float", "strategy": "tensor_group", "group_size": 16}
     groups = {"group_0": {"targets": ["Linear"], "weights": group}}
-    form, factor = "nvfp4-pack-quantized", np.full(1, 100, np.float32)
+    form, divisor = "nvfp4-pack-quantized", np.full(1, 100, np.float32)
     config = quantized("compressed-tensors", format=form, config_groups=groups)
-    yield made(config, weight_packed=codes, weight_scale=scale, weight_global_scale=factor)
+    yield made(config, weight_packed=codes, weight_scale=scale, weight_global_scale=divisor)
 
 
 def fp8() -> Iterator[Checkpoint]:

@@ -41,7 +41,7 @@ def test_affine_models_compute_what_mlx_lm_computes(store: Store) -> None:
     theirs, _ = utils.load_model(PYCODE_MOE, lazy=True)
     with blobstore.open_model("m", store=store) as model:
         none: Any = (False, None)
-        kinds = {
+        kinds: dict[str, Any] = {
             name.removesuffix(".weight"): (one.quant_type or False, one)
             for name, one in model.items()
         }

@@ -81,7 +81,7 @@ def write(folder: Path, base: Any, config: Settings, adapter: Any, rank: int, sc
 
 def test_quantized_weights_get_their_type_again(store: Store, tmp_path: Path) -> None:
     mx.random.seed(0)
-    how = {"group_size": 64, "bits": 4}
+    how: Settings = {"group_size": 64, "bits": 4}
     weight = mx.random.normal((96, 128)).astype(mx.bfloat16) * 0.05
     codes, scales, biases = mx.quantize(weight, **how)
     one, other = mx.random.normal((128, 3)) * 0.1, mx.random.normal((3, 96)) * 0.1
@@ -89,7 +89,7 @@ def test_quantized_weights_get_their_type_again(store: Store, tmp_path: Path) ->
     config = {"quantization": how, "architectures": ["LlamaForCausalLM"]}
     base, adapter = write(tmp_path, parts, config, {f"{Q}.lora_a": one, f"{Q}.lora_b": other}, 3, 2)
     import_model(base, "m", store=store, adapter=adapter)
-    values = mx.dequantize(codes, *(part.astype(mx.float32) for part in (scales, biases)), **how)
+    values = mx.dequantize(codes, scales.astype(mx.float32), biases.astype(mx.float32), **how)
     again, *_ = mx.quantize((values + 2 * (other.T @ one.T)).astype(mx.bfloat16), **how)
     with open_model("m", store=store) as model:
         assert model[f"{Q}.weight"].type_text == "int4/64"

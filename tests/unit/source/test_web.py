@@ -35,7 +35,8 @@ def endpoint(server: Server) -> str:
 def checkpoint(tmp_path: Path) -> Path:
     """A checkpoint with files beside it: a large one, one in a folder, one that is left out."""
     folder = write_checkpoint(tmp_path / "name", config=LLAMA_CONFIG)
-    own = {"tokenizer.json": {"model": {"vocab": {}}}, "tokenizer.model": bytes(range(256)) * 300}
+    vocabulary = json.dumps({"model": {"vocab": {}}})
+    own = {"tokenizer.json": vocabulary.encode(), "tokenizer.model": bytes(range(256)) * 300}
     return write(folder, {**own, "1_Pooling/config.json": "{}", "optimizer.pt": bytes(100)})
 
 
