@@ -21,11 +21,11 @@ from faults.lab.commands import warm_up
 from faults.mounts import NotShownError
 
 EXPERIMENTS = {
-    "kills": (kills.experiment, 24),
-    "power_cuts": (power_cuts.experiment, 12),
-    "errors": (errors.experiment, 48),
-    "soak": (soak.experiment, 200),
-    "intruders": (intruders.experiment, 48),
+    "kills": (kills.experiment, 20),
+    "power_cuts": (power_cuts.experiment, 8),
+    "errors": (errors.experiment, 30),
+    "soak": (soak.experiment, 100),
+    "intruders": (intruders.experiment, 30),
 }
 """Each experiment, and how many faults its short form has."""
 GOOD, BAD, NOT_SHOWN = 0, 1, 77

@@ -11,8 +11,8 @@ import base64
 import hashlib
 import hmac
 import os
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from email.utils import formatdate
 from http.client import HTTPConnection
@@ -59,11 +59,8 @@ class CloudBucket:
             obstore.put(store, f"{prefix}/{path.relative_to(folder)}", path)
 
 
-CloudService = Callable[[Path], AbstractContextManager[CloudBucket]]
-
-
 @contextmanager
-def s3(folder: Path) -> Iterator[CloudBucket]:
+def moto_s3(folder: Path) -> Iterator[CloudBucket]:
     """Run moto's S3."""
     with moto(folder) as url:
         keys = {"access_key_id": "key", "secret_access_key": "secret", "region": "us-east-1"}
@@ -71,7 +68,7 @@ def s3(folder: Path) -> Iterator[CloudBucket]:
 
 
 @contextmanager
-def azure(folder: Path) -> Iterator[CloudBucket]:
+def azurite(folder: Path) -> Iterator[CloudBucket]:
     """Run azurite's Blob service; `cannot_run` where it is missing."""
     if not AZURITE.exists():
         cannot_run(f"azurite is not installed in {AZURITE} (.ci/azurite /opt/azurite)")
@@ -86,9 +83,6 @@ def azure(folder: Path) -> Iterator[CloudBucket]:
         url = f"http://127.0.0.1:{port}/{_ACCOUNT}"
         keys = {"account_name": _ACCOUNT, "account_key": _KEY, "endpoint": url}
         yield CloudBucket(f"az://{BUCKET}", keys)
-
-
-SERVICES: dict[str, CloudService] = {"s3": s3, "azure": azure}
 
 
 def _make_container(port: int) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from integration.cloud_services import SERVICES
+from integration.cloud_services import CloudBucket
 from safetensors.torch import load_file
 from support import FIXTURES
 from support.hub_stand_in import hub
@@ -72,10 +72,9 @@ def test_from_a_server(kind: str, place: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.lab
-def test_from_a_bucket(tmp_path: Path) -> None:
-    with SERVICES["s3"](tmp_path / "s3") as bucket:
-        for kind in KINDS:
-            part = write(kind, folder := tmp_path / kind)
-            bucket.upload(folder, kind)
-            got = digests(kind, f"{bucket.address}/{kind}{part}", bucket_options=bucket.options)
-            assert got == digests(kind, f"{folder}{part}"), kind
+def test_from_a_bucket(s3: CloudBucket, tmp_path: Path) -> None:
+    for kind in KINDS:
+        part = write(kind, folder := tmp_path / kind)
+        s3.upload(folder, kind)
+        got = digests(kind, f"{s3.address}/{kind}{part}", bucket_options=s3.options)
+        assert got == digests(kind, f"{folder}{part}"), kind

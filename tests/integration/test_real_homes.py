@@ -11,7 +11,7 @@ from typing import ClassVar
 from uuid import uuid4
 
 import pytest
-from integration.cloud_services import SERVICES, CloudBucket
+from integration.cloud_services import CloudBucket
 from support.registries import registry
 
 from blobstore.errors import DigestMismatchError, UsageError
@@ -70,9 +70,8 @@ class CloudTests(ChosenTests):
 
     @pytest.fixture(autouse=True, scope="class")
     @classmethod
-    def _service(cls, tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-        with SERVICES[cls.service](tmp_path_factory.mktemp("cloud")) as cls.cloud:
-            yield
+    def _service(cls, request: pytest.FixtureRequest) -> None:
+        cls.cloud = request.getfixturevalue(cls.service)
 
     def new_home(self, folder: Path) -> BucketStore:
         return self.opened(f"{self.cloud.address}/{uuid4().hex}/a/prefix")

@@ -7,7 +7,7 @@ from http.client import HTTPConnection
 from pathlib import Path
 
 import pytest
-from integration.cloud_services import s3
+from integration.cloud_services import moto_s3
 from integration.shared_models import commit_tensors, same
 from support.patient import serving
 
@@ -32,7 +32,7 @@ def test_models_of_a_bucket_that_loses_a_blob_and_goes_away(store: Store, tmp_pa
     path = store.root / "blobs" / blob.digest.file_name
     target = f"/v2/library/m/blobs/{blob.digest}"
     with ExitStack() as running:
-        with s3(tmp_path / "s3") as bucket:
+        with moto_s3(tmp_path / "s3") as bucket:
             home = BucketStore(open_bucket(f"{bucket.address}/store", bucket.options))
             transfer("m:int4", store, home)
             place = ("--store", f"{bucket.address}/store", "--cache", str(tmp_path / "cache"))

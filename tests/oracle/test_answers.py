@@ -18,6 +18,7 @@ from support.ports import free_port
 from support.talking import that_chats
 
 import blobstore
+from blobstore.store.local.store import Store
 
 pytestmark = pytest.mark.lab
 
@@ -28,16 +29,6 @@ WAYS: dict[str, dict[str, Any]] = {
     "sampled": {"temperature": 0.8, "seed": 7},
     "narrow": {"temperature": 1.1, "top_p": 0.7, "top_k": 9, "min_p": 0.02, "seed": 11},
 }
-
-
-@pytest.fixture(scope="module")
-def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a store of a model that chats, and ``out``, which `export` makes of it."""
-    folder = tmp_path_factory.mktemp("exported")
-    home = blobstore.open_store(folder / "store")
-    blobstore.import_model(that_chats(folder / "source", PYCODE), "m", store=home, quant="int4")
-    blobstore.export_model("m", folder / "out", store=home, format="mlx")
-    return folder
 
 
 @contextmanager
@@ -77,22 +68,21 @@ def said(server: Any, model: str, way: dict[str, Any], how: str) -> str:
     return "".join(one.choices[0].delta.content or "" for one in pieces)
 
 
-def test_serve_gives_what_mlx_lm_server_gives(exported: Path) -> None:
+def test_serve_gives_what_mlx_lm_server_gives_until_sigterm(store: Store, tmp_path: Path) -> None:
+    checkpoint = that_chats(tmp_path / "source", PYCODE)
+    blobstore.import_model(checkpoint, "m", store=store, quant="int4")
+    blobstore.export_model("m", tmp_path / "out", store=store, format="mlx")
     asked = [("sampled", "text"), ("narrow", "chat"), ("greedy", "streamed")]
-    with serving("--lm", "m", "--store", str(exported / "store")) as server:
+    with serving("--lm", "m", "--store", str(store.root)) as server:
         address = f"http://{server.host}/v1"
         ours = [said(client(address), "m:latest", WAYS[way], how) for way, how in asked]
-    with served_by_mlx_lm(exported / "out") as address:
-        theirs = [said(client(address), "default_model", WAYS[way], how) for way, how in asked]
-    assert ours == theirs
-    assert min(map(len, ours)) > 5
-
-
-def test_sigterm_ends_the_server_and_an_answer(exported: Path) -> None:
-    with serving("--lm", "m", "--store", str(exported / "store")) as running:
-        stream = client(f"http://{running.host}/v1").completions.create(
+        stream = client(address).completions.create(
             model="m", prompt="import", max_tokens=64, temperature=1.0, stream=True
         )
         next(iter(stream))
-        running.process.send_signal(signal.SIGTERM)
-        assert running.process.wait(240) == 0
+        server.process.send_signal(signal.SIGTERM)  # it ends the answer too
+        assert server.process.wait(240) == 0
+    with served_by_mlx_lm(tmp_path / "out") as address:
+        theirs = [said(client(address), "default_model", WAYS[way], how) for way, how in asked]
+    assert ours == theirs
+    assert min(map(len, ours)) > 5

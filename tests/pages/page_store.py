@@ -21,7 +21,7 @@ from blobstore.views.records import keep_quality
 DENSE, BETTER, WIDER = "pycode-5m:int4", "pycode-5m:better", "pycode-5m:int8"
 MIXTURE = "pycode-moe-5m:nvfp4"
 LARGE, HOSTILE, BROKEN = "large:int4", "hostile:int4", "broken:latest"
-TENSORS = 20_000
+TENSORS = 5_000
 
 HOSTILE_NAMES = (
     "<img src=x onerror=alert(1)>",

@@ -4,7 +4,7 @@ import gzip
 from pathlib import Path
 
 import pytest
-from support import PYCODE
+from support.checkpoints import write_checkpoint
 from support.registries import skopeo
 
 import blobstore
@@ -20,7 +20,8 @@ pytestmark = pytest.mark.lab
 
 def test_what_skopeo_copies_loads_again(tmp_path: Path) -> None:
     name, store = ModelName.parse("tiny:int4"), MemoryStore()
-    blobstore.import_model(PYCODE, str(name), store=store, quant="int4")
+    source = write_checkpoint(tmp_path / "source")
+    blobstore.import_model(source, str(name), store=store, quant="int4")
     commit(store, "other", b"another model")
     save_models([name, "other"], tmp_path / "ours.tar", store=store)
     ours, theirs = (f"oci-archive:{tmp_path / file}" for file in ("ours.tar", "theirs.tar"))
