@@ -13,19 +13,18 @@ import os
 import statistics
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Protocol
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from processes import Run, retire, run
 from sources import FULL_SIZE_GB, Sources, warm
 from support import FIXTURES
-from support.hub_stand_in import REPOSITORY, HubStandIn, RepositoryFile, repository_files
+from support.hub_stand_in import REPOSITORY, HubStandIn, repository_files
 from support.nginx import nginx
 from support.registries import CERTIFICATE, registry
 from support.servers import server
@@ -56,36 +55,26 @@ class Places:
         return self.work / ("many-before" if self.is_before else "many")
 
 
-class Side(Protocol):
-    """A command, and what has to run beside it."""
-
-    def __call__(self, python: str, at: Places) -> AbstractContextManager[Line]:
-        """Return the command of a version, or of another program."""
+Side = Callable[[str, Places], AbstractContextManager[Line]]
+"""Gives the command of a version, whose Python it takes, or of another program, while it runs."""
 
 
 def ours(*words: str) -> Side:
     """Return a command of blobstore, with places as in ``{at.source}``."""
-
-    def side(python: str, at: Places) -> AbstractContextManager[Line]:
-        return nullcontext([python, "-m", "blobstore", *(word.format(at=at) for word in words)])
-
-    return side
+    return lambda python, at: nullcontext(
+        [python, "-m", "blobstore", *(word.format(at=at) for word in words)]
+    )
 
 
 def program(text: str, *words: str) -> Side:
-    def side(python: str, at: Places) -> AbstractContextManager[Line]:
-        return nullcontext([python, "-c", text, *(word.format(at=at) for word in words)])
-
-    return side
+    return lambda python, _at: nullcontext([python, "-c", text, *words])
 
 
 def shell(text: str) -> Side:
     """Return a line for sh, in which ``$PYTHON`` is ours."""
-
-    def side(python: str, at: Places) -> AbstractContextManager[Line]:
-        return nullcontext(["sh", "-c", f"set -e; PYTHON={python}; {text.format(at=at)}"])
-
-    return side
+    return lambda python, at: nullcontext(
+        ["sh", "-c", f"set -e; PYTHON={python}; {text.format(at=at)}"]
+    )
 
 
 def convert(*options: str, source: str = "{at.source}") -> str:
@@ -112,12 +101,9 @@ def fetched(python: str, at: Places) -> Iterator[Line]:
 @contextmanager
 def downloaded(python: str, at: Places) -> Iterator[Line]:
     """Download from a stand-in for the Hub on loopback, and convert."""
-    with nginx(at.work / "nginx", at.source, gzip=False) as files, server() as hub:
-
-        def signer(file: RepositoryFile) -> str:
-            return f"{files}/{file.name}"
-
-        hub.play(HubStandIn(repository_files(at.source), signer))
+    with nginx(at.work / "nginx", at.source, gzip=False) as place, server() as hub:
+        files = repository_files(at.source)
+        hub.play(HubStandIn(files, lambda file: f"{place}/{file.name}"))
         here = at.work / "downloaded"
         url = hub.at("").rstrip("/")
         hf = f"HF_HUB_OFFLINE=0 HF_ENDPOINT={url} HF_HUB_DISABLE_XET=1 HF_HOME=target-home"

@@ -37,114 +37,16 @@ def libraries() -> Any:
     return importlib.import_module("make")
 
 
-def compressed(make: Any, kind: str, given: dict[str, Any], weight: Any) -> Quantized:
-    arguments = make.QuantizationArgs(**given)
-    scheme = make.QuantizationScheme(targets=["Linear"], weights=arguments)
-    compressor = make.BaseCompressor.get_value_from_registry(kind)
-    scale, zero = make.calculate_qparams(*make.ranges(weight.float(), arguments), arguments)
-    state = {"weight": weight, "weight_scale": scale.bfloat16()}
-    if zero is not None:
-        state["weight_zero_point"] = zero.to(make.torch.int8) if arguments.type == "int" else zero
-    stored = compressor.compress(state, scheme)
-    values = compressor.decompress(dict(stored), scheme)["weight"]
-    settings = make.QuantizationConfig(
-        config_groups={"group_0": scheme}, format=kind, quantization_status="compressed"
-    )
-    return stored, values, settings.to_dict()
-
-
-def linear(make: Any, weight: Any) -> Any:
-    layer = make.torch.nn.Linear(weight.shape[1], weight.shape[0], bias=False)
-    layer.weight.data = weight.half()
-    return layer
-
-
-def awq(make: Any, size: int, weight: Any) -> Quantized:
-    layer = linear(make, weight)
-    scales, zeros = make.parameters(layer.weight.data.float(), 4, size, symmetric=False)
-    parts = {"scales": scales.T.contiguous(), "zeros": zeros.T.contiguous()}
-    packed = make.WQLinear_GEMM.from_linear(layer, 4, size, **parts)
-    values = make.dequantize_gemm(packed.qweight, packed.qzeros, packed.scales, 4, size).T
-    tensors = {name: getattr(packed, name) for name in ("qweight", "qzeros", "scales")}
-    settings = {"quant_method": "awq", "bits": 4, "group_size": size, "version": "gemm"}
-    return tensors, values, settings | {"zero_point": True}
-
-
-def gptq(make: Any, form: str, bits: int, permuted: bool, weight: Any) -> Quantized:
-    torch, size, layer = make.torch, 64, linear(make, weight)
-    cols = weight.shape[1]
-    order = torch.randperm(cols) if permuted else torch.arange(cols)
-    group = torch.empty(cols, dtype=torch.int32)
-    group[order] = (torch.arange(cols) // size).int()
-    ordered = layer.weight.data.float()[:, order]
-    scales, zeros = make.parameters(ordered, bits, size, symmetric=False)
-    packed = make.TorchLinear(
-        bits=bits,
-        group_size=size,
-        sym=False,
-        desc_act=permuted,
-        in_features=cols,
-        out_features=len(weight),
-        bias=False,
-        pack_dtype=torch.int32,
-        register_buffers=True,
-    )
-    packed.pack_block(layer, scales, zeros, group)
-    values = packed.dequantize_weight().T
-    if form == "gptq":
-        numbers = make.types.SimpleNamespace(bits=bits, pack_dtype=torch.int32, runtime_bits=bits)
-        make.convert_gptq_v2_to_v1_format_module(packed, quantize_config=numbers)
-    tensors = {name: getattr(packed, name) for name in ("qweight", "qzeros", "scales", "g_idx")}
-    settings = {"quant_method": "gptq", "bits": bits, "group_size": size, "sym": False}
-    return tensors, values, settings | {"desc_act": permuted, "checkpoint_format": form}
-
-
-def auto_round(make: Any, form: str, weight: Any) -> Quantized:
-    layer, bits, size, (rows, cols) = linear(make, weight), 4, 128, weight.shape
-    scales, zeros = make.parameters(layer.weight.data.float(), bits, size, symmetric=False)
-    kind = make.LessOne if form.endswith("auto_gptq") else make.QuantLinear
-    packed = kind(bits, size, cols, rows, bias=False, g_idx=form.endswith("gptqmodel"))
-    packed.device = "cpu"
-    packed.pack(layer, scales.float(), zeros, None, device="cpu")
-    values = packed(make.torch.eye(cols)).T.half()
-    settings = {"quant_method": "auto-round", "packing_format": form, "bits": bits}
-    return dict(packed.named_buffers()), values, settings | {"group_size": size, "sym": False}
-
-
-def bitsandbytes(make: Any, kind: str, weight: Any) -> Quantized:
-    library, shape = make.bitsandbytes, weight.shape
-    settings = {"quant_method": "bitsandbytes", "load_in_4bit": kind != "int8"}
-    settings["load_in_8bit"] = kind == "int8"
-    if kind == "int8":
-        layer = library.nn.Linear8bitLt(*reversed(shape), bias=False, has_fp16_weights=False)
-        layer.weight.data = weight.float()
-        layer.to("cpu")
-        values = library.functional.int8_vectorwise_dequant(layer.weight.data, layer.weight.SCB)
-        return dict(layer.state_dict()), values.bfloat16(), settings
-    layer = library.nn.Linear4bit(*reversed(shape), bias=False)
-    layer.weight = library.nn.Params4bit(
-        weight, compress_statistics=True, quant_type=kind, module=layer
-    )
-    layer.to("cpu")
-    values = library.functional.dequantize_4bit(layer.weight, layer.weight.quant_state)
-    settings |= {"bnb_4bit_quant_type": kind, "bnb_4bit_use_double_quant": True}
-    return dict(layer.state_dict()), values, settings
-
-
 def mlx(make: Any, bits: int, weight: Any) -> Quantized:
     given = mx.array(weight.float().numpy()).astype(mx.bfloat16)
-    parts = mx.quantize(given, group_size=64, bits=bits)
-    codes, scales, biases = parts
-    scales, biases = scales.astype(mx.float32), biases.astype(mx.float32)
+    codes, *others = mx.quantize(given, group_size=64, bits=bits)
+    scales, biases = (one.astype(mx.float32) for one in others)
     values = mx.dequantize(codes, scales, biases, group_size=64, bits=bits)
-    tensors = {
-        name: make.torch.from_numpy(
-            np.array(part if part.dtype == mx.uint32 else part.astype(mx.float32))
-        )
-        for name, part in zip(("weight", "scales", "biases"), parts, strict=True)
-    }
-    tensors = {name: one if name == "weight" else one.bfloat16() for name, one in tensors.items()}
-    return tensors, make.torch.from_numpy(np.array(values)), {"group_size": 64, "bits": bits}
+    tensor = make.torch.from_numpy
+    stored = {"scales": scales, "biases": biases}
+    stored = {name: tensor(np.array(one)).bfloat16() for name, one in stored.items()}
+    stored["weight"] = tensor(np.array(codes))
+    return stored, tensor(np.array(values)), {"group_size": 64, "bits": bits}
 
 
 def cases(make: Any) -> Iterator[tuple[str, Callable[[Any], Quantized]]]:
@@ -152,23 +54,24 @@ def cases(make: Any) -> Iterator[tuple[str, Callable[[Any], Quantized]]]:
         *("int4-g128", "int4-g32-zeros", "int8-g128", "int8-bytes-rows"),
         *("fp8-matrix", "fp8-rows", "fp8-blocks"),
     ):
-        yield f"compressed-tensors {name}", partial(compressed, make, *make.COMPRESSED[name])
-    yield "AWQ int4-g128", partial(awq, make, 128)
+        kind, given = make.COMPRESSED[name]
+        how = partial(make.compressed_tensors, kind=kind, given=given)
+        yield f"compressed-tensors {name}", how
+    zeros: dict[str, Any] = {"symmetric": False}
+    yield "AWQ int4-g128", partial(make.awq, size=128, **zeros)
     for form, bits, permuted in (
-        ("gptq", 4, False),
-        ("gptq_v2", 4, False),
-        ("gptq", 3, False),
-        ("gptq", 8, False),
+        *(("gptq", 4, False), ("gptq_v2", 4, False), ("gptq", 3, False), ("gptq", 8, False)),
         ("gptq", 4, True),
     ):
-        yield (
-            f"{form} {bits} bits" + ", desc_act" * permuted,
-            partial(gptq, make, form, bits, permuted),
-        )
+        how = partial(make.gptq, form=form, bits=bits, size=64, permuted=permuted, **zeros)
+        yield f"{form} {bits} bits" + ", desc_act" * permuted, how
     for form in ("auto_round", "auto_round:auto_gptq"):
-        yield f"AutoRound 4 bits, {form}", partial(auto_round, make, form)
-    for kind in ("nf4", "fp4", "int8"):
-        yield f"bitsandbytes {kind}", partial(bitsandbytes, make, kind)
+        how = partial(make.auto_round, form=form, bits=4, size=128, **zeros)
+        yield f"AutoRound 4 bits, {form}", how
+    for kind in ("nf4", "fp4"):
+        more = {"kind": kind, "size": 64, "storage": make.torch.uint8, "nested": True}
+        yield f"bitsandbytes {kind}", partial(make.bitsandbytes_4bit, **more)
+    yield "bitsandbytes int8", make.bitsandbytes_int8
     for bits in (3, 6):
         yield f"MLX {bits} bits", partial(mlx, make, bits)
 

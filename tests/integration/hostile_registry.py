@@ -24,7 +24,7 @@ from support.servers import (
     reply,
     server as run_server,
 )
-from support.small_registry import SmallRegistry, digest_of, unsized
+from support.small_registry import SmallRegistry, digest_of
 
 from blobstore import open_store, transfer
 from blobstore.io.budget import RetryPolicy
@@ -43,10 +43,10 @@ _KERNEL = 192 * 2**10
 """What the kernel may hold on both sides of a connection."""
 _WINDOW = 8 * 2**20
 """What it may take besides of a stream that was read fast: the largest `tcp_rmem`, rounded up."""
-_SECRET, _TOKEN = "swordfish", "token-of-the-registry"  # of no account
-_SECRETS = (_SECRET, _TOKEN, "YWxpY2U6")  # the last: base64 of "alice:"
+_SECRETS = ("swordfish", "YWxpY2U6")  # a password of no account; base64 of "alice:"
 _SIZES = (100, 20_000, 300_000)
 _ZEROS = bytes(64 * 2**10)
+_UNSIZED = head(200, "Connection: close")
 _WRONG_DIGEST = f"Docker-Content-Digest: {digest_of(b'another')}"
 
 
@@ -113,16 +113,9 @@ class Scene:
         top = head(200, f"Content-Length: {len(self.big)}", *lines)
         self.change_big([top + self.big[: len(self.big) // 2]], most=1)
 
-    def ask_for_token(self, realm: str) -> None:
-        """Answer 401 to what comes without a token, which ``realm`` gives."""
-        challenge = f'Bearer realm="{realm}",scope="repository:library/tiny:pull"'
-        self.change(
-            lambda asked: asked.fields.get("authorization") != f"Bearer {_TOKEN}",
-            reply(401, f"WWW-Authenticate: {challenge}"),
-        )
-
-    def lie(self, size: int) -> None:
-        """Change the size of the last layer in the manifest."""
+    def lie(self, size: int, answer: list[bytes] | Answer) -> None:
+        """Change the size of the last layer in the manifest, and what is sent for it."""
+        self.change_big(answer)
         document = json.loads(self.raw)
         document["layers"][-1]["size"] = self.declared[digest_of(self.big)] = size
         self.raw = json.dumps(document).encode()
@@ -130,7 +123,7 @@ class Scene:
 
     def home(self) -> RegistryStore:
         client = HttpClient(connections=4, retry_policy=RETRIES, is_public=lambda _: False)
-        login = Login("alice", Secret(_SECRET))
+        login = Login("alice", Secret(_SECRETS[0]))
         return RegistryStore(self.host, client, address=self.here.at("").rstrip("/"), login=login)
 
     def pull(self) -> object:
@@ -196,17 +189,7 @@ def is_catalog(asked: Asked) -> bool:
 def _manifest_5mib(scene: Scene) -> None:
     scene.manifest_limit = 4 * 2**20 + _WINDOW
     long = [scene.raw.ljust(len(_ZEROS)), *[b" " * len(_ZEROS)] * 500]
-    scene.change(is_manifest, [unsized(200), *long])
-
-
-def _layer_size_lie_small(scene: Scene) -> None:
-    scene.lie(size=10)
-    scene.change_big(lambda _: chain([unsized(200)], repeat(_ZEROS, 10_000)))
-
-
-def _layer_size_lie_big(scene: Scene) -> None:
-    scene.lie(size=10**9)
-    scene.change_big(reply(200, body=b"0123456789"))
+    scene.change(is_manifest, [_UNSIZED, *long])
 
 
 def _redirect_cdn_401(scene: Scene) -> None:
@@ -214,11 +197,6 @@ def _redirect_cdn_401(scene: Scene) -> None:
     token, refused = reply(200, body=b'{"token":"x"}'), reply(401, realm)
     scene.answer_there(lambda asked: token if asked.target.startswith("/token") else refused)
     scene.change_big(redirect(scene.there.at("blob"), 307))
-
-
-def _auth_realm_other_host(scene: Scene) -> None:
-    scene.answer_there(reply(200, body=b'{"token":"x"}'))
-    scene.ask_for_token(scene.there.at("token"))
 
 
 def _catalog_endless_link(scene: Scene) -> None:
@@ -232,8 +210,12 @@ PULLS: dict[str, Callable[[Scene], None]] = {
         is_manifest, reply(200, _WRONG_DIGEST, body=scene.raw)
     ),
     "registry-manifest-5MiB": _manifest_5mib,
-    "registry-manifest-layer-size-lie-small": _layer_size_lie_small,
-    "registry-manifest-layer-size-lie-big": _layer_size_lie_big,
+    "registry-manifest-layer-size-lie-small": lambda scene: scene.lie(
+        10, lambda _: chain([_UNSIZED], repeat(_ZEROS, 10_000))
+    ),
+    "registry-manifest-layer-size-lie-big": lambda scene: scene.lie(
+        10**9, reply(200, body=b"0123456789")
+    ),
     "registry-blob-wrong-but-same-size": lambda scene: scene.change_big(
         reply(200, body=bytes(len(scene.big)))
     ),
@@ -245,7 +227,6 @@ PULLS: dict[str, Callable[[Scene], None]] = {
         lambda asked: asked.number % 2 == 1, reply(503)
     ),
     "registry-redirect-cdn-401": _redirect_cdn_401,
-    "registry-auth-realm-other-host": _auth_realm_other_host,
     "registry-catalog-endless-link": _catalog_endless_link,
 }
 

@@ -73,7 +73,7 @@ def expire(store: BucketStore, process: int) -> None:
 @pytest.mark.parametrize("count", [10, pytest.param(1000, marks=_LONG)])
 def test_two_writers_race_for_a_tag(count: int, azure: CloudBucket, store: BucketStore) -> None:
     commit(store, str(TAG), b"first")
-    workers = [Worker(azure, store, "race", seed, count, 0) for seed in range(2)]
+    workers = [Worker(azure, store, "race", seed, count) for seed in range(2)]
     moves = [move for worker in workers for move in worker.done()[1]]
     check_moves(store, manifest_of(b"first").digest.hex, moves)
 
@@ -84,7 +84,7 @@ def test_kills(times: int, azure: CloudBucket, store: BucketStore) -> None:
     random = Random(times)
     commit(store, "kept", b"kept", with_config=False)
     for number in range(1, times + 1):
-        beside = Worker(azure, store, "models", -number, 3, 0)
+        beside = Worker(azure, store, "models", -number, 3)
         what = ("models", "prune")[number % 2]
         dying = Worker(azure, store, what, number, 10_000, random.randint(1, 20)).process
         dying.communicate(timeout=3600)

@@ -67,8 +67,8 @@ class Cluster:
             assert self._scheduler.poll() is None
             time.sleep(0.05)  # its file is the only sign of life
 
-    def start_worker(self, threads: int = 1, memory: str = "1GB") -> None:
-        limits = ["--nthreads", str(threads), "--memory-limit", memory, "--no-nanny"]
+    def start_worker(self) -> None:
+        limits = ["--nthreads", "1", "--memory-limit", "1GB", "--no-nanny"]
         place = ["--local-directory", str(self._local), "--no-dashboard"]
         self._workers.append(_start("worker", self.address, *limits, *place))
 
@@ -98,7 +98,7 @@ def _kill(process: subprocess.Popen[bytes]) -> None:
 
 
 @contextmanager
-def cluster(folder: Path, workers: int = 0) -> Iterator[tuple[Cluster, Any]]:
+def cluster(folder: Path, workers: int) -> Iterator[tuple[Cluster, Any]]:
     """Start a cluster; give it with a client."""
     import dask
     from distributed import Client

@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable, Iterable
 from urllib.parse import parse_qs, urlsplit
 
-from support.servers import KEEP_ALIVE, Asked, head, part, reply
+from support.servers import KEEP_ALIVE, Asked, part, reply
 
 MANIFEST = "application/vnd.docker.distribution.manifest.v2+json"
 _BLOB = re.compile(r"/v2/(.+)/blobs/(sha256:[0-9a-f]{64})")
@@ -144,10 +144,6 @@ class SmallRegistry:
         digest = digest_of(raw)
         self.types[digest] = media_type
         self.manifests[repository, reference] = self.manifests[repository, digest] = raw
-
-
-def unsized(status: int, *lines: str) -> bytes:
-    return head(status, *lines, "Connection: close")
 
 
 def _head_of(reply_bytes: bytes) -> bytes:
