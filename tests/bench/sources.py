@@ -78,7 +78,9 @@ def nbytes_of(shapes: Shapes) -> int:
     return sum(2 * math.prod(shape) for shape in shapes.values())
 
 
-def layer_shapes(sizes: Sizes, layer: int, inner: int, parts: Iterable[str]) -> Shapes:
+def layer_shapes(
+    sizes: Sizes, layer: int, inner: int, parts: Iterable[str]
+) -> dict[str, tuple[int, ...]]:
     """Return a layer of Qwen3, with the feed-forward ``parts``, each of ``inner`` numbers."""
     hidden = sizes["hidden_size"]
     queries, keys = (HEAD_DIM * sizes[f"num_{kind}_heads"] for kind in ("attention", "key_value"))
@@ -132,7 +134,7 @@ class Sources:
     @cached_property
     def pool(self) -> memoryview:
         numbers = np.random.default_rng(4).standard_normal(POOL, np.float32) * np.float32(0.02)
-        return memoryview(numbers.astype(ml_dtypes.bfloat16).view(np.uint8))
+        return numbers.astype(ml_dtypes.bfloat16).view(np.uint8).data
 
     def shards(self) -> Path:
         """Return a dense model of whole layers, two at least."""
