@@ -214,7 +214,7 @@ def test_what_a_whole_model_contradicts(
     (path := tmp_path / "m.gguf").write_bytes(raw.replace(old, new))
     with pytest.raises(UnsupportedSourceError, match=reason) as caught:
         import_model(path, "m", store=store, config=documents)
-    assert str(caught.value.tensor).endswith(".weight")
+    assert caught.value.tensor is not None
 
 
 def test_a_type_without_its_library_is_refused(
