@@ -49,7 +49,7 @@ def served_by_mlx_lm(folder: Path) -> Iterator[str]:
 def client(address: str) -> Any:
     import openai  # of the extra `lab`
 
-    made = openai.OpenAI(base_url=address, api_key="none", max_retries=0, timeout=120)
+    made = openai.OpenAI(base_url=address, api_key="none", max_retries=0, timeout=600)
     atexit.register(made.close)
     return made
 
