@@ -193,7 +193,7 @@ class _Model:
     def weights(self) -> Iterator[SourceWeight]:
         pairs = self.architecture == "gpt-oss"
         second = {name.replace(_GATE, _UP) for name in self.tensors if pairs and _GATE in name}
-        for name in self.tensors.keys() - second - _LEFT_OUT:
+        for name in sorted(self.tensors.keys() - second - _LEFT_OUT):
             target, described = self.target(name), self.header.tensors[name]
             is_stack = "{}" in target
             self.check_tensor(name, described, is_stack=is_stack)
@@ -236,7 +236,7 @@ class _Model:
                 f"{kind} is dequantized by the gguf package, which is not installed",
                 install_hint("gguf"),
             )
-        rank = (1 if is_vector else 2) + ("_exps." in name)
+        rank = 2 - is_vector + ("_exps." in name)
         fits = len(dims) == rank
         if "inp_shexp" in name:  # [cols] or [1, cols]
             fits = len(dims) <= rank and math.prod(dims) == dims[-1]
