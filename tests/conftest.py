@@ -55,7 +55,7 @@ def pytest_collection_finish() -> None:
 @pytest.fixture
 def mapped(monkeypatch: pytest.MonkeyPatch) -> None:
     """Small files are mapped too, as large ones are."""
-    monkeypatch.setattr("blobstore.io.ranges._MAPPED_FROM", 1)
+    monkeypatch.setattr("blobstore.io.ranges.MAPPED_FROM", 1)
 
 
 @pytest.fixture

@@ -34,7 +34,7 @@ from blobstore.hashing.stage import HashStage
 from blobstore.io.workers import Progress, no_progress
 from blobstore.names import Digest
 
-_MAPPED_FROM = 2**14 + 1
+MAPPED_FROM = 2**14 + 1
 _COARSE_TICK_NS = 10**7
 _LONGEST_TICK_NS = 2 * 10**9
 _FOLLOWING = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK
@@ -418,7 +418,7 @@ def is_mapped(nbytes: int) -> bool:
     A map takes a descriptor, of which a process may have 1,024 to a million, and Linux allows
     65,530 maps (vm.max_map_count). A model may have 110,000 blobs.
     """
-    return nbytes >= _MAPPED_FROM
+    return nbytes >= MAPPED_FROM
 
 
 class MappedFile:
