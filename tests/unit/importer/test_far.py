@@ -15,7 +15,7 @@ from blobstore.store.local.store import Store
 from blobstore.store.memory import MemoryStore
 from blobstore.store.ports import Home
 
-BLOB = 48 * 512 * 2
+BLOB = 96 * 512 * 2
 """Bytes of the source of each large blob of ``several``."""
 
 
@@ -38,7 +38,7 @@ def unfinished(store: Store) -> list[Path]:
 def several(tmp_path: Path) -> Path:
     """A checkpoint of several blobs that have several segments each, and a small one."""
     tensors = {"model.a.norm.weight": normal("n", 512)}
-    tensors |= {f"model.{name}.weight": normal(name, 48, 512) for name in "abcd"}
+    tensors |= {f"model.{name}.weight": normal(name, 96, 512) for name in "abcd"}
     return write_checkpoint(tmp_path / "several", tensors)
 
 
@@ -90,7 +90,7 @@ def fail_after(fetched: Fetched, number: int) -> None:
     fetched.before = fail
 
 
-@pytest.mark.parametrize(("declared", "number"), [(False, 0), (False, 10), (True, 21)])
+@pytest.mark.parametrize(("declared", "number"), [(False, 0), (False, 20), (True, 43)])
 def test_finished_blobs_are_not_fetched_again(
     several: Path, store: Store, want: str, number: int, declared: bool
 ) -> None:
@@ -133,7 +133,7 @@ def test_killed_imports_go_on_after_damage(
             assert int4(several, left) == want
 
 
-@pytest.mark.parametrize("stop", [20, 10**6])
+@pytest.mark.parametrize("stop", [40, 10**6])
 def test_wrong_bytes_never_become_a_model(
     several: Path, store: Store, want: str, stop: int
 ) -> None:
@@ -146,8 +146,8 @@ def test_wrong_bytes_never_become_a_model(
     with streamed(TINY, declared=True) as fetched:
         fetched.change = damage
         fail_after(fetched, stop)
-        assert int4(several, store).startswith("RemoteError" if stop == 20 else "DigestMismatch")
-    if stop == 20:
+        assert int4(several, store).startswith("RemoteError" if stop == 40 else "DigestMismatch")
+    if stop == 40:
         with streamed(TINY, declared=True) as fetched, pytest.raises(DigestMismatchError) as raised:
             blobstore.import_model(several, "m", store=store, quant="int4")
         assert raised.value.path == str(several / "model.safetensors")
