@@ -124,12 +124,12 @@ def test_skopeo_and_we_decide_alike(home: RegistryStore, name: ModelName, tmp_pa
     assert "no signature exists" in refusal_of_skopeo(tmp_path, name, policy)
     sign_model(name, home, OTHER)
     assert "invalid signature" in refusal_of_skopeo(tmp_path, name, policy)
-    reference = DockerReference(f"{name.host}/{name.namespace}/{name.model}", "v2")
-    sign_model(name, home, KEY, identity=reference)
+    repository = f"{name.host}/{name.namespace}/{name.model}"
+    sign_model(name, home, KEY, identity=DockerReference(repository, "v2"))
     assert "is not accepted" in refusal_of_skopeo(tmp_path, name, policy)
     with pytest.raises(SignatureError):
         accepted(home, name, SignaturePolicy.read(policy))
-    sign_model(name, home, KEY)
+    sign_model(name, home, KEY, identity=DockerReference(repository, name.tag))
     assert refusal_of_skopeo(tmp_path, name, policy) == ""
     assert accepted(home, name, SignaturePolicy.read(policy)) == 1
 
