@@ -569,7 +569,7 @@ def _of_method(tensors: Mapping[str, TensorLike], method: str) -> Iterator[tuple
     for name, tensor in tensors.items():
         if tensor.dtype in _CODES and tensor.nbytes * 8 // tensor.dtype.bits >= _LEAST_ELEMENTS:
             said = f"config.json says that it was quantized by {method}"
-            yield name, f"{said}, whose codes are not imported"
+            yield name, f"{said}, but not in a form that is imported"
 
 
 def _unexplained(
