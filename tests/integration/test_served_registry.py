@@ -5,7 +5,8 @@ import signal
 import socket
 import subprocess
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import closing
+from http.client import HTTPConnection
 from pathlib import Path
 
 import pytest
@@ -72,11 +73,14 @@ def test_a_signal_ends_requests_in_flight(store: Store) -> None:
     with (
         serving(*place, errors=subprocess.STDOUT, waits_at_end=True) as served,
         begun(served, store) as client,
+        closing(HTTPConnection("127.0.0.1", served.port, timeout=PATIENCE_S)) as idle,
     ):
+        idle.request("HEAD", "/v2/")
+        idle.getresponse().read()
         served.process.send_signal(signal.SIGINT)
-        with suppress(ConnectionError):  # it listens no more, so the signal was seen
-            while True:
-                socket.create_connection(("127.0.0.1", served.port), timeout=PATIENCE_S).close()
+        assert idle.sock.recv(1) == b""  # so the signal was seen
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection(("127.0.0.1", served.port))
         left = LARGE - 1000
         while left > 0 and (piece := client.recv(2**20)):
             left -= len(piece)

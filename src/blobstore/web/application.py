@@ -254,9 +254,9 @@ async def _refuse(request: Request, error: Exception) -> Response:
     return answer
 
 
-_BACKLOG = 1024
-# Beyond as many, requests are answered with 503.
-_CONNECTIONS = 1000
+# asyncio accepts as many at once, and closes what clients have left a few rounds later.
+_BACKLOG = 256
+_CONNECTIONS = 1000  # beyond as many, requests are answered with 503
 IDLE_S, END_S = 30, 8
 """Seconds that a connection waits for its next request, and that answers have when we end."""
 
@@ -275,7 +275,7 @@ def serve_at(
     root; StorageError for one that is taken.
     """
     listening = _listen(host, port)
-    allow_open_files(2 * _CONNECTIONS)  # a socket and a blob each
+    allow_open_files(3 * _CONNECTIONS)  # a socket and a blob each; sockets that are being closed
     name = f"[{host}]" if ":" in host else host
     with listening:
         server = uvicorn.Server(_config(app, log))
