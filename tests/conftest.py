@@ -31,7 +31,6 @@ vars(providers)["_get_local_constants"] = lambda: vars(providers)["_local_consta
 Snapshot = dict[str, str]
 _HINTS = (".blobstore/lock", ".blobstore/names", ".blobstore/hints/")
 
-
 # A shell lets jobs in the background ignore Ctrl-C, and so would the commands that tests interrupt.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -14,10 +14,10 @@ import signal
 import subprocess
 import sys
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from threading import Lock, Timer
+from threading import RLock, Timer
 from typing import Any
 
 from blobstore.model.on_mlx_lm import in_one_line
@@ -37,43 +37,39 @@ class TemplateError(ValueError):
 
 
 class TemplateProcess:
-    """A child process that renders templates. Safe to share between threads.
+    """A child process that renders templates; threads and models may share it."""
 
-    It is started with the first template, and anew after one that had to be ended.
-    """
-
-    def __init__(self, characters: int, seconds: int = SECONDS) -> None:
-        """``characters``: the most of a prompt."""
-        self._limits = [str(characters), str(seconds)]
-        self._longest = _MAX_ERROR + _ESCAPE * characters
+    def __init__(self, seconds: int = SECONDS) -> None:
         self._seconds = seconds
         self._process: subprocess.Popen[bytes] | None = None
-        self._lock = Lock()
+        self._lock = RLock()
 
     def start(self) -> subprocess.Popen[bytes]:
-        """Start the child, if none runs, without waiting for it. It takes a second."""
-        if self._process is None or self._process.poll() is not None:
-            self._process = subprocess.Popen(  # noqa: S603  # our own program
-                [sys.executable, "-m", __name__, *self._limits],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.DEVNULL,
-            )
-            weakref.finalize(self, _end, self._process)
-        return self._process
+        """Start the child, if none runs, without waiting for it. It takes two seconds."""
+        with self._lock:
+            if self._process is None or self._process.poll() is not None:
+                self._process = subprocess.Popen(  # noqa: S603  # our own program
+                    [sys.executable, "-m", __name__, str(self._seconds)],
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.DEVNULL,
+                )
+                weakref.finalize(self, _end, self._process)
+            return self._process
 
     def render(
-        self, template: str, tokens: Mapping[str, str], messages: Sequence[Any], **options: Any
+        self, template: str, tokens: dict[str, str], messages: Any, most: int, **options: Any
     ) -> str:
         """Return the text of a conversation, as transformers' ``apply_chat_template`` makes it.
 
-        ``tokens``: the special tokens by name. ``options``: those of ``apply_chat_template``.
+        ``tokens``: the special tokens by name. ``most``: characters of the text. ``options``: those
+        of ``apply_chat_template``.
 
         Raises: TemplateError for a template that fails, or exceeds a limit.
         """
-        request = {"template": template, "tokens": tokens, "messages": messages, "options": options}
+        line = _line([template, tokens, messages, options, most])
         with self._lock:
-            answer = self._answer(_line(request))
+            answer = self._answer(line, _MAX_ERROR + _ESCAPE * most)
         if not answer.endswith(b"\n"):
             raise TemplateError(
                 f"it exceeds {self._seconds} s of processor time or the memory that it may take"
@@ -83,7 +79,7 @@ class TemplateProcess:
             raise TemplateError(document["error"])
         return str(document["text"])
 
-    def _answer(self, line: bytes) -> bytes:
+    def _answer(self, line: bytes, longest: int) -> bytes:
         """Return the child's answer; a part of it, or none, if the child ended."""
         process = self.start()
         assert process.stdin is not None  # noqa: S101  # for mypy: both are pipes
@@ -93,7 +89,7 @@ class TemplateProcess:
         try:
             process.stdin.write(line)
             process.stdin.flush()
-            answer = process.stdout.readline(self._longest)
+            answer = process.stdout.readline(longest)
         except BrokenPipeError:
             answer = b""
         finally:
@@ -113,8 +109,11 @@ def _end(process: subprocess.Popen[bytes]) -> None:
         process.kill()
 
 
+_PROCESS = TemplateProcess()
+
+
 def limit_templates(tokenizer: Any, characters: int) -> None:
-    """Let a tokenizer of mlx-lm render its templates in a process of their own.
+    """Let a tokenizer of mlx-lm render its templates in the process for them, which all share.
 
     ``characters``: the most of a prompt, which is checked before it becomes tokens.
     One with code of mlx-lm or transformers in the place of a template stays as it is.
@@ -124,15 +123,15 @@ def limit_templates(tokenizer: Any, characters: int) -> None:
     own = tokenizer.get_chat_template.__self__  # mlx-lm's tokenizer is a wrapper of transformers'
     if type(own).apply_chat_template is not PreTrainedTokenizerBase.apply_chat_template:
         return
-    process = TemplateProcess(characters)
-    process.start()
+    _PROCESS.start()
 
     def apply_chat_template(
         messages: Sequence[Any], *, tokenize: bool = True, return_dict: bool = False, **options: Any
     ) -> Any:
         template = own.get_chat_template(None, options.get("tools"))
         tokens = {name: str(token) for name, token in own.special_tokens_map.items()}
-        text = process.render(template, tokens, messages, return_dict=return_dict, **options)
+        options["return_dict"] = return_dict
+        text = _PROCESS.render(template, tokens, messages, characters, **options)
         return own.encode(text, add_special_tokens=False) if tokenize else text
 
     own.apply_chat_template = apply_chat_template
@@ -145,14 +144,14 @@ def reason_of(error: Exception) -> str:
     return in_one_line(f"{type(error).__name__}: {error}")
 
 
-def _render(request: dict[str, Any], most: int) -> dict[str, str]:
+def _render(
+    template: str, tokens: dict[str, str], messages: Any, options: dict[str, Any], most: int
+) -> dict[str, str]:
     from transformers import PreTrainedTokenizerBase
 
     try:
-        tokenizer = PreTrainedTokenizerBase(chat_template=request["template"], **request["tokens"])
-        text = str(
-            tokenizer.apply_chat_template(request["messages"], tokenize=False, **request["options"])
-        )
+        tokenizer = PreTrainedTokenizerBase(chat_template=template, **tokens)
+        text = str(tokenizer.apply_chat_template(messages, tokenize=False, **options))
     except MemoryError:
         return {"error": "it exceeds the memory that it may take"}
     except Exception as error:  # noqa: BLE001  # a template can raise anything
@@ -180,18 +179,18 @@ def _address_space() -> int:
     return int(pages) * resource.getpagesize()
 
 
-def answer_requests(characters: int, seconds: int) -> None:
+def answer_requests(seconds: int) -> None:
     """Answer requests until standard input ends."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which may go on
-    _render({"template": "", "tokens": {}, "messages": [{}], "options": {}}, 0)  # loads modules
+    _render("", {}, [{}], {}, 0)  # loads modules
     _limit(resource.RLIMIT_CORE, 0)
     _limit(resource.RLIMIT_AS, _address_space() + MEMORY)
     for line in sys.stdin.buffer:
         used = resource.getrusage(resource.RUSAGE_SELF)
         _limit(resource.RLIMIT_CPU, used.ru_utime + used.ru_stime + seconds + 1)
-        sys.stdout.buffer.write(_line(_render(json.loads(line), characters)))
+        sys.stdout.buffer.write(_line(_render(*json.loads(line))))
         sys.stdout.buffer.flush()
 
 
 if __name__ == "__main__":
-    answer_requests(*map(int, sys.argv[1:]))
+    answer_requests(int(sys.argv[1]))

@@ -91,7 +91,7 @@ MESSAGES = [{"role": "user", "content": "hi ü \u2028"}, {"role": "assistant", "
 
 @pytest.fixture(scope="module")
 def process() -> Iterator[TemplateProcess]:
-    made = TemplateProcess(10_000, seconds=1)
+    made = TemplateProcess(seconds=1)
     yield made
     made.close()
 
@@ -103,7 +103,7 @@ def test_a_prompt_is_that_of_transformers(process: TemplateProcess) -> None:
     options: dict[str, Any] = {"add_generation_prompt": True, "tools": tools, "flag": 1}
     for template in (CHAT_TEMPLATE, "{{ bos_token }}{{ tools }}{{ messages | tojson }}{{ flag }}"):
         made: Any = render_jinja_template([MESSAGES], chat_template=template, **options, **SPECIAL)
-        assert [process.render(template, SPECIAL, MESSAGES, **options)] == made[0]
+        assert [process.render(template, SPECIAL, MESSAGES, 10_000, **options)] == made[0]
 
 
 @pytest.mark.parametrize(
@@ -120,8 +120,8 @@ def test_a_failing_template_ends_alone(
     template: str, reason: str, process: TemplateProcess
 ) -> None:
     with pytest.raises(TemplateError, match=reason):
-        process.render(template, {}, MESSAGES)
-    text = process.render("{{ bos_token }}{{ messages[0].content }}", SPECIAL, MESSAGES)
+        process.render(template, {}, MESSAGES, 10_000)
+    text = process.render("{{ bos_token }}{{ messages[0].content }}", SPECIAL, MESSAGES, 50)
     assert text == "^hi ü \u2028"
 
 
