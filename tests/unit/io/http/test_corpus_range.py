@@ -10,7 +10,7 @@ from support.servers import KEEP_ALIVE, Asked, Server, part
 from blobstore.errors import BlobStoreError, HeaderError, RemoteError
 from blobstore.formats.safetensors.header import header_of
 from blobstore.io.http.remote_files import Remote
-from blobstore.io.ranges import UNKNOWN_SIZE
+from blobstore.io.ranges import UNKNOWN_SIZE, SourceReader
 
 from .conftest import KIB, RETRY_POLICY
 
@@ -53,12 +53,16 @@ def test_replies(case: Case, server: Server, remote: Remote) -> None:
 
     script = server.play(answer)
     limits = remote.limits(0)
+
+    def read() -> SourceReader:
+        with remote.open(server.url, limits) as reader:
+            assert list(header_of(reader).tensors) == ["a"]
+            return reader
+
     if case.accepted:
-        reader = remote.open(server.url, limits)
-        assert list(header_of(reader).tensors) == ["a"]
-        assert reader.size == (UNKNOWN_SIZE if case.id in SIZE_UNKNOWN else len(FILE))
+        assert read().size == (UNKNOWN_SIZE if case.id in SIZE_UNKNOWN else len(FILE))
     else:
-        error = refusal(lambda: header_of(remote.open(server.url, limits)))
+        error = refusal(read)
         assert (type(error), error.rule) == OTHER_ERRORS.get(case.id, (RemoteError, "R1")), error
         assert server.url in str(error)
     assert limits.taken <= HEADER_END + 128 * KIB
