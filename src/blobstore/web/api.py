@@ -10,7 +10,7 @@ import threading
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import cache, lru_cache
 from itertools import accumulate
 from math import prod
 from types import SimpleNamespace
@@ -50,7 +50,6 @@ from blobstore.views.quantities import count, natural
 from blobstore.views.records import KeptQuality, KeptVerify, kept_quality, kept_verify
 from blobstore.views.results import ModelAnswer, Problem, TensorColumns
 
-OPENAPI = "/api/openapi.json"
 # Models whose answers are kept. Those of one with 50,000 tensors take 4 MB.
 _OPENED = 4
 _FIELDS = 64
@@ -448,6 +447,7 @@ ROUTES: tuple[ApiRoute, ...] = (
         "The bytes that models share",
         lambda served: unique_and_shared(_usage(served).models),
     ),
+    ApiRoute("/api/openapi.json", "This document.", dict[str, Any], lambda _: openapi()),
 )
 _PARAMETERS = {
     "name": "the name of a stored model",
@@ -469,17 +469,16 @@ _PROBLEMS = {
 }
 
 
+@cache
 def openapi() -> dict[str, Any]:
-    """Return the OpenAPI 3.1 document of the routes, and of its own address."""
+    """Return the OpenAPI 3.1 document of the routes. Making it takes 0.1 s."""
     schemas: dict[str, Any] = {}
     place = "#/components/schemas/"
     problem = schema_of(Problem, schemas, place)
     problems = {code: _content(says, problem) for code, says in _PROBLEMS.items()}
     paths: dict[str, Any] = {}
-    for route in (*ROUTES, ApiRoute(OPENAPI, "This document.", None, openapi)):
-        schema: dict[str, Any] = {"type": "object", "additionalProperties": True}
-        if route.kind is not None:
-            schema = schema_of(route.kind, schemas, place)
+    for route in ROUTES:
+        schema = schema_of(route.kind, schemas, place)
         paths[route.path] = {
             "get": {
                 "operationId": route.path[len("/api/") :].removesuffix(".json").replace("/", "_"),

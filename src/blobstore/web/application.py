@@ -50,7 +50,7 @@ from blobstore.io.budget import allow_open_files
 from blobstore.plots.specification import themes
 from blobstore.store.ports import Readable
 from blobstore.views.results import Problem
-from blobstore.web.api import OPENAPI, ROUTES, ApiRoute, Served, in_json, openapi
+from blobstore.web.api import ROUTES, ApiRoute, Served, in_json
 from blobstore.web.pages import FOLDER, PAGES, TYPES, colours_of_types, page
 
 BAD_REQUEST, NOT_FOUND, CONFLICT = 400, 404, 409
@@ -203,7 +203,6 @@ def application(
     routes: list[BaseRoute] = [
         *(Route(one.path, _api(one, served, slow if one.is_slow else quick)) for one in ROUTES),
         *(Route(path, _document(_HTML, page(path).encode())) for path in PAGES),
-        Route(OPENAPI, _document(_JSON, in_json(openapi()))),
         Route("/health", _document(_JSON, b'{"status": "ok"}')),
         Route("/static/themes.json", _document(_JSON, in_json(themes()))),
         Route(f"/static/{TYPES}", _document(_CSS, colours_of_types().encode())),

@@ -146,7 +146,7 @@ def test_files_of_a_model_are_text_and_never_a_page(store: Store, tmp_path: Path
 def test_the_document_of_the_api_has_each_route_and_its_answer(client: Client) -> None:
     document = client.get("/api/openapi.json").json
     assert document["openapi"] == "3.1.0"
-    assert document["paths"].keys() == {"/api/openapi.json", *(one.path for one in ROUTES)}
+    assert document["paths"].keys() == {one.path for one in ROUTES}
     for route in ROUTES:
         operation = document["paths"][route.path]["get"]
         named = {one["name"]: one["required"] for one in operation["parameters"]}
