@@ -1,7 +1,6 @@
 """The source as text: imports from lower rooms only, heavy libraries late."""
 
 import ast
-import gc
 import json
 import re
 import subprocess
@@ -82,10 +81,7 @@ def imports_of(path: Path) -> list[tuple[str, bool]]:
     folder's ``__init__``; a module, that module.
     """
     found = []
-    gc.disable()  # it would search the trees as long again as parsing takes
-    statements = [*statements_of(ast.parse(path.read_bytes()))]
-    gc.enable()
-    for node in statements:
+    for node in statements_of(ast.parse(path.read_bytes())):
         names: list[str] = []
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
