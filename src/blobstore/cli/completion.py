@@ -132,7 +132,7 @@ def answers_for(
         return _matches(current, _described_commands(command))
     kinds = frozenset(metavar.split("|"))
     fitting = _words(metavar, kinds, lambda: models(context.params.get("store") or stored_in))
-    answers: Any = [(start + word, "") for word in fitting if word.startswith(current)]
+    answers: list[Answer] = [(start + word, "") for word in fitting if word.startswith(current)]
     return [*answers, FILES] if kinds & _PATHS else answers
 
 

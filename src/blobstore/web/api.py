@@ -10,7 +10,7 @@ import threading
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache, lru_cache
+from functools import lru_cache
 from itertools import accumulate
 from math import prod
 from types import SimpleNamespace
@@ -469,7 +469,6 @@ _PROBLEMS = {
 }
 
 
-@cache
 def openapi() -> dict[str, Any]:
     """Return the OpenAPI 3.1 document of the routes. Making it takes 0.1 s."""
     schemas: dict[str, Any] = {}
