@@ -161,7 +161,7 @@ def in_process(**options: Any) -> Iterator[tuple[Any, Any]]:
     limits = ("target", "spill", "pause", "terminate")
     with (
         dask.config.set({f"distributed.worker.memory.{limit}": False for limit in limits}),
-        LocalCluster(processes=False, dashboard_address=None, **options) as found,
+        LocalCluster(processes=False, dashboard_address=":0", **options) as found,
         Client(found, set_as_default=False) as client,
     ):
         yield found, client
