@@ -42,7 +42,7 @@ os.environ.setdefault("MLX_DISABLE_COMPILE", "1")
 on_mlx_lm.without_package_code = lambda: None
 
 gc.disable()  # until the tests are collected: thousands of objects are made, and all stay
-gc.set_threshold(10000)  # trees of the source are searched as long as parsing takes
+gc.set_threshold(10_000)  # tests that parse the source would wait as long for the collector again
 
 
 def pytest_collection_finish() -> None:

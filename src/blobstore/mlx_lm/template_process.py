@@ -37,7 +37,10 @@ class TemplateError(ValueError):
 
 
 class TemplateProcess:
-    """A child process that renders templates; threads and models may share it."""
+    """A child process that renders templates; threads and models may share it.
+
+    It starts when it is needed, and again after a template for which it had to be ended.
+    """
 
     def __init__(self, seconds: int = SECONDS) -> None:
         self._seconds = seconds
