@@ -185,11 +185,7 @@ class Report:
     slowest: float = 0
 
 
-def run(
-    producer: str,
-    numbers: range,
-    work: Path,
-) -> Iterator[tuple[int, Report]]:
+def run(producer: str, numbers: range, work: Path) -> Iterator[tuple[int, Report]]:
     """Check variants; yield a report that grows."""
     report, (make, verify) = Report(), made_by(producer)
     for number in numbers:

@@ -1,4 +1,4 @@
-"""`blobstore serve` as a process: skopeo, signals, and a client that does not read."""
+"""`blobstore serve` as a process: skopeo, signals, and odd clients."""
 
 import json
 import signal
@@ -13,6 +13,7 @@ import pytest
 from integration.shared_models import commit_tensors, contents, same
 from support.patient import Served, serving
 from support.registries import skopeo
+from support.stores import files_may_be_open
 
 import blobstore
 from blobstore import pull
@@ -97,3 +98,15 @@ def test_a_client_that_never_reads_does_not_keep_the_server(store: Store) -> Non
         code, output = served.end()
     assert code == 0
     assert "Traceback" not in output
+
+
+def test_clients_that_connect_and_go_in_a_loop(store: Store, tmp_path: Path) -> None:
+    said = tmp_path / "said"  # not a pipe, which the server could fill
+    with (
+        said.open("w") as errors,
+        files_may_be_open(1024),  # as usual, until the server allows itself more
+        serving("--store", str(store.root), errors=errors.fileno()) as served,
+    ):
+        for _ in range(10_000):
+            socket.create_connection(("127.0.0.1", served.port), timeout=PATIENCE_S).close()
+        assert (*served.end(), said.read_text()) == (0, "", "")

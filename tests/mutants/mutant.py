@@ -161,15 +161,19 @@ def _named(parent: ast.AST, before: str) -> Iterator[tuple[str, ast.stmt]]:
             yield from _named(node, before)
 
 
+@cache
+def _defined(path: Path) -> frozenset[str]:
+    return frozenset(re.findall(r"(?m)(?:def |class |^)(\w+)", _texts()[path]))
+
+
 def _found(symbol: str) -> list[tuple[Path, ast.stmt]]:
     """Return where a symbol is defined; only the files that may define it are parsed."""
     module, _, name = symbol.rpartition(":")
-    last = name.rpartition(".")[2]
     return [
         (file, node)
-        for path, text in _texts().items()
+        for path in _texts()
         if not module or f".{'.'.join(path.with_suffix('').parts)}".endswith(f".{module}")
-        if any(before + last in text for before in ("def ", "class ", "\n"))
+        if _defined(path).issuperset(name.split("."))
         if (node := _symbols(path).get(name)) is not None
         for file in [path.relative_to(ROOT)]
     ]

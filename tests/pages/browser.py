@@ -131,9 +131,7 @@ def watched(
 ) -> Iterator[Watched]:
     """Open a page in a profile of its own, and check it at the end."""
     context = browser.new_context(
-        viewport={"width": size[0], "height": size[1]},
-        color_scheme=theme,
-        reduced_motion="reduce",
+        viewport={"width": size[0], "height": size[1]}, color_scheme=theme, reduced_motion="reduce"
     )
     context.set_default_timeout(PATIENCE_MS)
     context.add_init_script(_VIOLATIONS)

@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 import pkgutil
+import resource
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -68,6 +69,17 @@ def open_files(folder: Path) -> list[Path]:
         with suppress(FileNotFoundError):  # closed meanwhile by another thread
             opened.append(fd.readlink())
     return [path for path in opened if path.is_relative_to(folder)]
+
+
+@contextmanager
+def files_may_be_open(count: int) -> Iterator[None]:
+    """Limit the files of this process, and of those that it starts."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (count, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 def manifest_path(store: Store, name: str) -> Path:

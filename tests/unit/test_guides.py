@@ -77,9 +77,7 @@ def run_python(block: str, names: dict[str, object], capture: pytest.CaptureFixt
     exec(compile(block, "<page>", "exec"), names)  # noqa: S102
     said = re.findall(r"^ *print\(.*\)  # (.*)$", block, re.MULTILINE)
     printed = capture.readouterr().out.splitlines()
-    assert [line in comment for line, comment in zip(printed, said, strict=True)] == [True] * len(
-        said
-    )
+    assert [pair for pair in zip(printed, said, strict=True) if pair[0] not in pair[1]] == []
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)

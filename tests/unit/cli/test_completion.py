@@ -60,10 +60,7 @@ def test_a_store_that_is_unreadable(capsys: pytest.CaptureFixture[str], tmp_path
     assert capsys.readouterr() == ("", "")
 
 
-BASH = {
-    "blobstore show tiny:i": "int4",
-    "blobstore plan x --quant=mxfp4": "mxfp4",
-}
+BASH = {"blobstore show tiny:i": "int4", "blobstore plan x --quant=mxfp4": "mxfp4"}
 
 
 def test_bash(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

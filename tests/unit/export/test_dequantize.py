@@ -46,11 +46,7 @@ def assert_dequantized(store: Store, folder: Path, dtype: str, names: set[str]) 
 
 @pytest.mark.parametrize(
     ("quant", "dtype", "experts"),
-    [
-        (None, "float16", "packed"),
-        ("nvfp4", "float32", "stacked"),
-        ("mxfp4", "bfloat16", "packed"),
-    ],
+    [(None, "float16", "packed"), ("nvfp4", "float32", "stacked"), ("mxfp4", "bfloat16", "packed")],
 )
 def test_values(store: Store, tmp_path: Path, quant: str | None, dtype: str, experts: str) -> None:
     tensors = mixture_tensors(np.float32 if dtype == "bfloat16" else ml_dtypes.bfloat16)

@@ -1,7 +1,6 @@
 """Folders and files to import: shards, links, pipes, partial downloads, odd names and shapes."""
 
 import os
-import resource
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ from support.checkpoints import (
     write_checkpoint,
     write_shards,
 )
+from support.stores import files_may_be_open
 
 import blobstore
 from blobstore import errors
@@ -94,14 +94,8 @@ def test_names_of_files_that_could_not_be_files_again(tmp_path: Path, name: byte
 def test_more_shards_than_files_may_be_open(tmp_path: Path, store: Store) -> None:
     names = [f"{number}.weight" for number in range(100)]
     source = write_shards(tmp_path / "m", [{name: normal(name, 4, 4)} for name in names])
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(
-        resource.RLIMIT_NOFILE, (len(list(Path("/proc/self/fd").iterdir())) + 28, hard)
-    )
-    try:
+    with files_may_be_open(len(list(Path("/proc/self/fd").iterdir())) + 28):
         blobstore.import_model(source, "m", store=store)
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
     with blobstore.open_model("m", store=store) as model:
         assert set(model) == set(names)
 

@@ -1,6 +1,5 @@
 """open_model: a mapping of tensors by name, arrays for three libraries, their lifetime."""
 
-import resource
 from collections.abc import Iterator, Mapping
 from itertools import product
 from pathlib import Path
@@ -21,7 +20,7 @@ from support.checkpoints import (
     write_checkpoint,
 )
 from support.sparse import Tensor, header
-from support.stores import commit_model, link_by_hand, open_files, stored_arrays
+from support.stores import commit_model, files_may_be_open, link_by_hand, open_files, stored_arrays
 
 import blobstore
 from blobstore import QuantizedArray
@@ -167,13 +166,8 @@ def test_small_blobs_are_not_mapped(store: Store) -> None:
 
 @pytest.mark.usefixtures("mapped")
 def test_a_model_may_have_more_blobs_than_a_process_may_have_files_open(store: Store) -> None:
-    before = resource.getrlimit(resource.RLIMIT_NOFILE)
-    with model_of_400_blobs(store) as model:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (400, before[1]))
-        try:
-            assert [int(plain(model[f"t{n}"])[0]) for n in range(400)] == list(range(400))
-        finally:
-            resource.setrlimit(resource.RLIMIT_NOFILE, before)
+    with model_of_400_blobs(store) as model, files_may_be_open(400):
+        assert [int(plain(model[f"t{n}"])[0]) for n in range(400)] == list(range(400))
 
 
 EVERY_DTYPE: dict[str, Array] = {
