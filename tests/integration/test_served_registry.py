@@ -101,11 +101,8 @@ def test_a_client_that_never_reads_does_not_keep_the_server(store: Store) -> Non
 
 
 def test_clients_that_connect_and_go_in_a_loop(store: Store, tmp_path: Path) -> None:
-    said = tmp_path / "said"  # not a pipe, which the server could fill
-    with (
-        said.open("w") as errors,
-        serving("--store", str(store.root), errors=errors.fileno()) as served,
-    ):
+    said, place = tmp_path / "said", ("--store", str(store.root))
+    with said.open("w") as errors, serving(*place, errors=errors.fileno()) as served:
         # Half of what it allows itself, and twice what it needs: connections wait 256 at a time.
         resource.prlimit(served.process.pid, resource.RLIMIT_NOFILE, (1500, 1500))
         for _ in range(4000):

@@ -79,13 +79,13 @@ class HintFile:
             append_file(self._path, b"\n" + text)  # the last line may be torn
 
     def keep(self, is_needed: Callable[[str, str], bool]) -> None:
-        """Remove the other hints. Only for a holder of the store's exclusive lock.
+        """Remove the other hints. Failures are ignored.
 
-        Raises: StorageError.
+        Only for a holder of the store's exclusive lock.
         """
         text = _encode((key, value) for key, value in self.read().items() if is_needed(key, value))
         if len(text) < self._size():
-            with os_errors("write", self._path):
+            with _writing(self._path):
                 replace_file(self._path, text)
 
     def _size(self) -> int:

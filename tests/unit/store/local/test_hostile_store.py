@@ -228,6 +228,8 @@ def test_vast_files_of_ours_break_nothing(store: Store, tmp_path: Path) -> None:
     assert store.copies.of(M) == [store.manifests.text(M)]
     vast(copy)
     vast(summaries)
+    journal.unlink()
+    journal.mkdir()
     assert prune(store).leftovers == ()
     assert summaries.stat().st_size == 0
 
